@@ -1,7 +1,7 @@
 """Files: written whole or not at all, and read so that a fault is one error with their name.
 
-There is one reader for each kind of file. Files are data: nothing in one is run, none unpacks to
-more than `RATIO` times its size, and what a library advises about a damaged file is not passed on.
+There is one reader for each kind of file. Files are data: nothing in one is run, and what a library
+advises about a damaged file is not passed on.
 """
 
 import bz2
@@ -10,9 +10,6 @@ import hashlib
 import io
 import json
 import lzma
-import os
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +17,11 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 
 from masks.files import replace
 
-RATIO, LEAST = 100, 2**26  # a packed file may hold RATIO times its size, and LEAST bytes anyway
 PACKED = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ": lzma.open, b"BZh": bz2.open}  # by their first bytes
-YAML, DEPTH = 2**18, 20  # bytes and levels of a YAML file
 BOM = b"\xef\xbb\xbf"
 
 T = TypeVar("T")
@@ -102,34 +98,12 @@ def reason(error: BaseException) -> str:
     return line.partition("; use sys.")[0]  # of numbers with thousands of digits
 
 
-class Unpacked:
-    """The content of a file, unpacked if it is packed with gzip, xz or bzip2.
-
-    `read` raises ValueError beyond the bound of `RATIO`.
-    """
-
-    def __init__(self, file: IO[bytes]):
-        size, _ = file.seek(0, os.SEEK_END), file.seek(0)
-        start, _ = file.read(6), file.seek(0)
-        kinds = (kind for magic, kind in PACKED.items() if start.startswith(magic))
-        kind = next(kinds, None)
-        self._file: Any = file if kind is None else kind(file)
-        self._left = max(LEAST, RATIO * size)
-
-    def read(self, size: int = -1) -> bytes:
-        if size < 0:
-            return b"".join(iter(lambda: self.read(2**20), b""))
-        data = self._file.read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise ValueError(f"it unpacks to more than {RATIO} times its size")
-        return data
-
-
 def read_bytes(path: Path, remedy: str, name: object = None) -> bytes:
-    """Return the content of a file, unpacked if it is packed."""
+    """Return the content of a file, unpacked if it is packed with gzip, xz or bzip2."""
     with reading(name or path, remedy), open(path, "rb") as file:
-        return Unpacked(file).read()
+        start, _ = file.read(6), file.seek(0)
+        kind = next((kind for magic, kind in PACKED.items() if start.startswith(magic)), None)
+        return file.read() if kind is None else kind(file).read()
 
 
 def read_text(path: Path, remedy: str, name: object = None) -> str:
@@ -171,22 +145,9 @@ def read_json_lines(path: Path, remedy: str, *, cut: bool = False) -> list[dict[
 
 
 def read_yaml(path: Path, remedy: str, name: object = None) -> dict[str, Any]:
-    """Return the table in a YAML file. Aliases are refused, since they can stand for any size."""
-    import yaml  # only what is run with Hydra has it
-    from omegaconf import OmegaConf
-
+    """Return the table in a YAML file."""
     text = read_text(path, remedy, name)
     with reading(name or path, remedy):
-        if len(text) > YAML:
-            raise ValueError(f"it has more than {YAML // 1024} KiB")
-        depth = 0
-        for event in yaml.parse(text, yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError(f"line {event.start_mark.line + 1} has an alias")
-            opens = isinstance(event, yaml.CollectionStartEvent)
-            depth += opens - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEPTH:
-                raise RecursionError
         found: Any = table(OmegaConf.to_container(OmegaConf.create(text)))
         return {str(key): value for key, value in found.items()}
 
@@ -211,7 +172,6 @@ def read_arrays(path: Path, remedy: str) -> dict[str, NDArray[Any]]:
     """Return the arrays of an npz file, packed again or not."""
     data = io.BytesIO(read_bytes(path, remedy))
     with reading(path, remedy, "is not an npz file of plain arrays, or it is damaged"):
-        refuse_bomb(data)
         with np.load(data, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
 
@@ -223,27 +183,3 @@ def read_array(path: Path, remedy: str, mmap_mode: Any = None) -> NDArray[Any]:
         if not isinstance(found, np.ndarray):
             raise TypeError
         return found
-
-
-def refuse_bomb(file: IO[bytes]) -> None:
-    """Raise ValueError if the parts of a zip file unpack to more than its size allows."""
-    bound = max(LEAST, RATIO * file.seek(0, os.SEEK_END))
-    with zipfile.ZipFile(file) as packed:
-        if sum(part.file_size for part in packed.infolist()) > bound:
-            raise ValueError(f"it unpacks to more than {RATIO} times its size")
-    file.seek(0)
-
-
-def read_tar(file: IO[bytes], wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield the names and the contents of the wanted files of a tar archive, packed or not.
-
-    Raise ValueError for one that is a link; other errors are of many kinds.
-    """
-    with tarfile.open(fileobj=Unpacked(file), mode="r|") as tar:  # type: ignore[arg-type]
-        for member in tar:
-            if not wanted(member.name) or member.isdir():
-                continue
-            content = tar.extractfile(member) if member.isreg() else None
-            if content is None:
-                raise ValueError(f"{member.name} is a link and not a file")
-            yield member.name, content.read()

@@ -16,12 +16,15 @@ A row is a complete run that has plan= and case=, with its loss by step and by p
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from matplotlib import pyplot as plt
+
+from experiments.common import figures as f
 from experiments.common.config import check, option
 from experiments.common.program import program
 from experiments.common.rows import Row, Rows, frame
@@ -34,16 +37,8 @@ if TYPE_CHECKING:
 
 CURVES = ("same", "contexts")  # the plans whose figures have curves; the others have points
 CURVE, BUCKETS = 40, 12  # points of a training curve, and of the loss against position
-LOOKS = (  # of the first cases, and the same again
-    ("#000000", "o", "-"),
-    ("#0072B2", "s", "--"),
-    ("#D55E00", "^", "-."),
-    ("#009E73", "v", ":"),
-    ("#CC79A7", "D", "-"),
-    ("#E69F00", "P", "--"),
-    ("#56B4E9", "X", "-."),
-    ("#888888", "*", ":"),
-)
+COLORS = "#000000 #0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #888888".split()
+LOOKS = [*zip(COLORS, "os^vDPX*", ("-", "--", "-.", ":") * 2, strict=True)]  # of the first cases
 # What two runs of a table may differ in beside the columns of their rows.
 RECIPE = "lr warmup schedule betas eps weight_decay clip dropout vocab mask_share val_tokens"
 
@@ -224,25 +219,24 @@ def about(cases: Sequence[Case]) -> str:
 # ---- tables
 
 
+def _table(cases: Sequence[Case], columns: Mapping[str, Callable[[Case], str]]) -> list[list[str]]:
+    return [[*columns], *([text(case) for text in columns.values()] for case in cases)]
+
+
 def same_table(cases: Sequence[Case]) -> list[list[str]]:
     """Return loss, its difference to standard attention, time and memory."""
     base = next((case for case in cases if case.first["provider"] == "standard"), cases[0])
-    head = "attention;train loss;difference;validation loss;ms a step;speed-up;saved MiB;peak MiB"
-    table: list[list[str]] = [[*head.split(";")]]
-    for case in cases:
-        table.append(
-            [
-                case.first["case"],
-                case.text("train_loss", ".4f"),
-                f"{difference(case, base):.3f} %",
-                case.text("val_loss", ".4f"),
-                f"{case.mean('ms_step'):.4g}",
-                f"{(base.mean('ms_step') or 0) / (case.mean('ms_step') or 1):.2f}x",
-                _whole(case.mean("saved_mib")),
-                _whole(case.mean("peak_mib")),
-            ]
-        )
-    return table
+    ms = base.mean("ms_step") or 0
+    return _table(cases, {
+        "attention": lambda case: case.first["case"],
+        "train loss": lambda case: case.text("train_loss", ".4f"),
+        "difference": lambda case: f"{difference(case, base):.3f} %",
+        "validation loss": lambda case: case.text("val_loss", ".4f"),
+        "ms a step": lambda case: f"{case.mean('ms_step'):.4g}",
+        "speed-up": lambda case: f"{ms / (case.mean('ms_step') or 1):.2f}x",
+        "saved MiB": lambda case: _whole(case.mean("saved_mib")),
+        "peak MiB": lambda case: _whole(case.mean("peak_mib")),
+    })  # fmt: skip
 
 
 def difference(case: Case, base: Case) -> float:
@@ -258,49 +252,33 @@ def difference(case: Case, base: Case) -> float:
 
 def context_table(cases: Sequence[Case]) -> list[list[str]]:
     """Return perplexity and time by context, at equal tokens a step."""
-    head = "context;windows a step;perplexity;validation loss;last quarter;ms a step;saved MiB"
-    table: list[list[str]] = [[*head.split(";")]]
-    for case in sorted(cases, key=lambda case: case.first["context"]):
-        table.append(
-            [
-                str(case.first["context"]),
-                str(case.first["batch"]),
-                case.perplexity,
-                case.text("val_loss"),
-                case.text("late_loss"),
-                f"{case.mean('ms_step'):.4g}",
-                _whole(case.mean("saved_mib")),
-            ]
-        )
-    return table
+    return _table(sorted(cases, key=lambda case: case.first["context"]), {
+        "context": lambda case: str(case.first["context"]),
+        "windows a step": lambda case: str(case.first["batch"]),
+        "perplexity": lambda case: case.perplexity,
+        "validation loss": lambda case: case.text("val_loss"),
+        "last quarter": lambda case: case.text("late_loss"),
+        "ms a step": lambda case: f"{case.mean('ms_step'):.4g}",
+        "saved MiB": lambda case: _whole(case.mean("saved_mib")),
+    })  # fmt: skip
 
 
 def mask_table(cases: Sequence[Case]) -> list[list[str]]:
     """Return perplexity against density: of the blocks, and of the pairs of dense attention."""
-    head = "name;mask;block density;pairs;steps;perplexity;validation loss;ms a step"
-    table: list[list[str]] = [[*head.split(";")]]
-    for case in sorted(cases, key=lambda case: -(case.mean("pairs") or 1)):
-        table.append(
-            [
-                case.first["case"],
-                f"`{case.first['mask']}`",
-                _share(case.mean("density")),
-                _share(case.mean("pairs")),
-                _whole(case.mean("steps")),
-                case.perplexity,
-                case.text("val_loss"),
-                f"{case.mean('ms_step'):.4g}",
-            ]
-        )
-    return table
+    return _table(sorted(cases, key=lambda case: -(case.mean("pairs") or 1)), {
+        "name": lambda case: case.first["case"],
+        "mask": lambda case: f"`{case.first['mask']}`",
+        "block density": lambda case: _share(case.mean("density")),
+        "pairs": lambda case: _share(case.mean("pairs")),
+        "steps": lambda case: _whole(case.mean("steps")),
+        "perplexity": lambda case: case.perplexity,
+        "validation loss": lambda case: case.text("val_loss"),
+        "ms a step": lambda case: f"{case.mean('ms_step'):.4g}",
+    })  # fmt: skip
 
 
-TABLES = {
-    "same": same_table,
-    "contexts": context_table,
-    "masks": mask_table,
-    "equal_time": mask_table,
-}
+TABLES = {"same": same_table, "contexts": context_table}
+TABLES |= dict.fromkeys(("masks", "equal_time"), mask_table)
 
 
 def _whole(value: float | None) -> str:
@@ -319,10 +297,6 @@ def _draw(plan: str, cases: Sequence[Case], folder: Path, drawn: Counter[Path]) 
 
     drawn: how many tables had the same name before. The first has it alone, the others a number.
     """
-    from matplotlib import pyplot as plt
-
-    from experiments.common import figures as f
-
     row = cases[0].first
     folder.mkdir(parents=True, exist_ok=True)
     context = "" if plan == "contexts" else row["context"]

@@ -19,11 +19,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparseflash
 from experiments.bench.cases import DTYPES
-from experiments.common.rows import OK, Found, Row, found
+from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown
 from experiments.lra.models.attention.standard import softmax_attention
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices
+from experiments.studies.runner import Run, choices, latest
 from sparseflash.testing import oracle
 
 SPREAD = 10.0  # standard deviation of what is added to an outlier: a variance of 100
@@ -146,9 +146,7 @@ def tables(frame: Any) -> dict[str, str]:
 
     The rows are those with the device, the sizes and the outliers of the last one.
     """
-    rows = found(frame)
-    shared = lambda r: (r.device, r.batch, r.heads, r.outliers)  # noqa: E731
-    here = [row for row in rows if shared(row) == shared(rows[-1])]
+    here = latest(frame, "device batch heads outliers", KEY)
     dims = dict.fromkeys(row.head_dim for row in here)
     return {f"rmse_d{d}": _table([r for r in here if r.head_dim == d]) for d in dims}
 

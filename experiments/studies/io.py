@@ -17,11 +17,11 @@ from experiments.bench.cases import DENSE, DTYPES, Case
 from experiments.bench.counters import READ, WRITTEN, counted, under_ncu
 from experiments.bench.gate import Gate
 from experiments.bench.providers import SparseFlash
-from experiments.common.rows import OK, Found, Row, found
+from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import methods, runner
 from experiments.studies.methods import METHODS, Setting, compiled
-from experiments.studies.runner import Run, choices
+from experiments.studies.runner import Run, choices, latest
 from experiments.studies.step import Step, draw, time_call
 from sparseflash.cost import cost, flops, standard_accesses
 
@@ -212,10 +212,8 @@ def newest(frame: Any) -> dict[str, list[Found]]:
     """Return the rows of each part, one a measurement: the last, with the device and dtype of the
     last row.
     """
-    rows = found(frame)
-    here = [r for r in rows if (r.device, r.dtype) == (rows[-1].device, rows[-1].dtype)]
-    last = {tuple(row[name] for name in (*KEY, "mask")): row for row in here}
-    return {part: [row for row in last.values() if row.part == part] for part in PARTS}
+    rows = latest(frame, "device dtype", (*KEY, "mask"))
+    return {part: [row for row in rows if row.part == part] for part in PARTS}
 
 
 def tables(frame: Any) -> dict[str, str]:

@@ -18,12 +18,12 @@ from experiments.bench.cases import DTYPES
 from experiments.bench.timing import MIB
 from experiments.common import figures as f
 from experiments.common.devices import free_memory
-from experiments.common.rows import OK, Found, Row, found
+from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import markdown, short
 from experiments.studies import methods, runner
 from experiments.studies.llama import ATTENTIONS, CHECKPOINTS, Sizes, Stack, peak_bytes
 from experiments.studies.methods import GIB
-from experiments.studies.runner import Run, choices, free
+from experiments.studies.runner import Run, choices, free, latest
 from experiments.studies.step import time_call
 from sparseflash.testing import relative_error
 
@@ -194,10 +194,7 @@ def _peak(stack: Stack, sizes: Sizes, device: torch.device) -> tuple[int, Callab
 
 def newest(frame: Any) -> list[Found]:
     """Return one row a configuration and length: the last, with the sizes of the last row."""
-    rows = found(frame)
-    sizes = lambda r: (r.device, r.batch, r.dim, r.hidden, r.heads, r.dtype)  # noqa: E731
-    here = [row for row in rows if sizes(row) == sizes(rows[-1])]
-    return list({(row.attention, row.checkpoint, row.n): row for row in here}.values())
+    return latest(frame, "device batch dim hidden heads dtype", ("attention", "checkpoint", "n"))
 
 
 def _kinds(rows: list[Found]) -> dict[tuple[str, str], list[Found]]:
@@ -208,31 +205,17 @@ def _kinds(rows: list[Found]) -> dict[tuple[str, str], list[Found]]:
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return stacks (measured), growth, and published, formula and selective (by formulas)."""
-    head = [
-        "stack",
-        "tokens",
-        "peak MiB",
-        "a layer",
-        "by the formula",
-        f"{LAYERS} layers, GB",
-        "ms",
-    ]
-    lines, growth = [head], []
+    """Return stacks, which are measured, and published, by formulas."""
+    sizes = ["peak MiB", "a layer", "by the formula", f"{LAYERS} layers, GB", "ms"]
+    lines = [["stack", "tokens", *sizes]]
     for kind, rows in _kinds(newest(frame)).items():
-        name = NAMES[kind][0]
         for row in rows:
             names = ("peak_mib", "layer_mib", "formula_mib", "scaled_gb", "ms_median")
             texts = [short(row.get(each)) for each in names]
             if row.status != OK:
                 texts[0] = row.status.split(":")[0]
-            lines.append([f"{name} ({row.layers} layers)", f"{row.n:,}", *texts])
-        done = [row for row in rows if row.status == OK and row.peak_mib]
-        for a, b in zip(done[-2:-1], done[-1:], strict=True):
-            times = f"{b.peak_mib / a.peak_mib:.2f} times as much."
-            growth.append(f"- {name}: {a.n:,} to {b.n:,} tokens take {times}")
-    made = {"stacks": markdown(lines), "growth": "\n".join(growth)}
-    return made | {"published": _published(), "formula": _formula(), "selective": _selective()}
+            lines.append([f"{NAMES[kind][0]} ({row.layers} layers)", f"{row.n:,}", *texts])
+    return {"stacks": markdown(lines), "published": _published()}
 
 
 class Reading(NamedTuple):
@@ -253,25 +236,17 @@ def readings(sizes: Sizes = SEVEN_B, layers: int = LAYERS) -> list[Reading]:
     # The layer at work is that of `layer_bytes`, without the matrix or the LSE.
     linear = sizes.layer_bytes("ours") - sizes.lse_bytes
     gradients = 2 * unit + 3 * hidden  # of x and out, and of gate, up and their product
+    ours, kept = "FlashAttention", layers * unit + linear + gradients
     made = [
-        (
-            68.0, "standard", "only scores and probabilities, bf16, of all layers",
-            layers * 2 * scores,
-        ),
-        (
-            11.0, "FlashAttention", "per layer x, q, k, v, out, gate and up; norms are repeated",
-            layers * (5 * unit + 2 * hidden + sizes.lse_bytes),
-        ),
-        (
-            6.2, "standard, checkpointed",
-            "the inputs of all layers; one layer with S, P, dP and dS and its gradients",
-            layers * unit + linear + 4 * scores + gradients,
-        ),
-        (
-            2.1, "FlashAttention, checkpointed",
-            "the inputs of all layers; one layer with its gradients",
-            layers * unit + linear + sizes.lse_bytes + gradients,
-        ),
+        (68.0, "standard", "only scores and probabilities, bf16, of all layers",
+         layers * 2 * scores),
+        (11.0, ours, "per layer x, q, k, v, out, gate and up; norms are repeated",
+         layers * (5 * unit + 2 * hidden + sizes.lse_bytes)),
+        (6.2, "standard, checkpointed",
+         "the inputs of all layers; one layer with S, P, dP and dS and its gradients",
+         kept + 4 * scores),
+        (2.1, f"{ours}, checkpointed", "the inputs of all layers; one layer with its gradients",
+         kept + sizes.lse_bytes),
     ]  # fmt: skip
     return [Reading(gb, name, why, total / 1e9) for gb, name, why, total in made]
 
@@ -279,46 +254,9 @@ def readings(sizes: Sizes = SEVEN_B, layers: int = LAYERS) -> list[Reading]:
 def _published() -> str:
     lines = [["published GB", "formula GB", "ratio", "configuration", "what has to be assumed"]]
     for r in readings():
-        numbers = (
-            f"{r.published_gb:g}",
-            f"{r.formula_gb:.2f}",
-            f"{r.formula_gb / r.published_gb:.2f}",
-        )
-        lines.append([*numbers, r.configuration, r.assumption])
+        numbers = f"{r.formula_gb:.2f}", f"{r.formula_gb / r.published_gb:.2f}"
+        lines.append([f"{r.published_gb:g}", *numbers, r.configuration, r.assumption])
     return markdown(lines, left=(3, 4))
-
-
-def _formula() -> str:
-    """Return what the layers here keep at the sizes of the published numbers."""
-    kept = {name: LAYERS * SEVEN_B.layer_bytes(*kind) / 1e9 for kind, (name, _) in NAMES.items()}
-    lines = [[name, f"{gb:.2f}"] for name, gb in kept.items()]
-    return markdown([["7B at 4,096 tokens", "kept by 32 layers, GB"], *lines])
-
-
-# heads, tokens and dim of models of Korthikanti et al. (arXiv 2205.05198), and the published share
-# of the activations that selective recomputation saves
-SELECTIVE = {
-    "GPT-3, 175B": (96, 2048, 12_288, 0.70),
-    "MT-NLG, 530B": (128, 2048, 20_480, 0.65),
-}
-
-
-def attention_share(heads: int, n: int, dim: int) -> float:
-    """Return the share of a layer's activations that recomputing attention's scores saves.
-
-    Equation 1 of Korthikanti et al., bytes over s b h: 34 + 5 a s / h, 16-bit with dropout.
-    """
-    scores = 5 * heads * n / dim
-    return scores / (scores + 34)
-
-
-def _selective() -> str:
-    lines = [["model", "heads", "tokens", "dim", "5 a s / h", "share saved", "published"]]
-    for name, (heads, n, dim, published) in SELECTIVE.items():
-        share, scores = 100 * attention_share(heads, n, dim), 5 * heads * n / dim
-        texts = f"{scores:g}", f"{share:.1f} %", f"{100 * published:.0f} %"
-        lines.append([name, f"{heads}", f"{n:,}", f"{dim:,}", *texts])
-    return markdown(lines)
 
 
 def figures(frame: Any) -> dict[str, Figure]:

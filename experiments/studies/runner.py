@@ -28,7 +28,7 @@ from tqdm import tqdm
 from experiments.bench.run import breaks_context
 from experiments.common.checks import choose
 from experiments.common.devices import find_device
-from experiments.common.rows import OK, SOURCES, Row, Rows, clocks, found
+from experiments.common.rows import OK, SOURCES, Found, Row, Rows, clocks, found
 from experiments.training.device import lacks_memory
 
 LEFT_OUT = "left out"  # the status of a call that would take too long
@@ -163,6 +163,16 @@ def free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def latest(frame: Any, shared: str, cell: Sequence[str]) -> list[Found]:
+    """Return the last row of each `cell`, of those that are as the last row in the fields `shared`.
+
+    cell: names of fields.
+    """
+    rows = found(frame)
+    same = [row for row in rows if all(row.get(n) == rows[-1].get(n) for n in shared.split())]
+    return list({tuple(row.get(name) for name in cell): row for row in same}.values())
 
 
 def about(frame: Any) -> str:

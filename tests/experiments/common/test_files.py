@@ -55,30 +55,6 @@ def made(write, *values, **named):
     return file.getvalue()
 
 
-def tar(*members, **content):
-    """A tar archive of texts by their names, and of further members."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, text in content.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text))
-        for member in members:
-            archive.addfile(member)
-    return file.getvalue()
-
-
-def read_tar(path, remedy):
-    with files.reading(path, remedy), open(path, "rb") as file:
-        return dict(files.read_tar(file, lambda name: name != "other"))
-
-
-def link(name, target):
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = tarfile.SYMTYPE, target
-    return info
-
-
 STATE, VALUES = {"a": 1, "format": checkpoint.FORMAT}, {"a": np.arange(3)}
 TABLE, JSON = {"a": [1, 2.5]}, b'{"a": [1, 2.5]}\n'
 KINDS = {  # of files: their reader, a whole file, and what is in it
@@ -90,7 +66,6 @@ KINDS = {  # of files: their reader, a whole file, and what is in it
     "npz": (files.read_arrays, made(np.savez, **VALUES), VALUES),
     "npz.xz": (files.read_arrays, lzma.compress(made(np.savez, **VALUES)), VALUES),
     "npy": (files.read_array, made(np.save, VALUES["a"]), VALUES["a"]),
-    "tar.gz": (read_tar, gzip.compress(tar(one=b"1", two=b"2")), {"one": b"1", "two": b"2"}),
     "pt": (checkpoint.load, made(lambda file: torch.save(STATE, file)), STATE),
 }
 
@@ -128,9 +103,7 @@ def test_damage_anywhere_is_one_error(tmp_path, kind):
     assert "No such file" in refused(read, path)
 
 
-BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
-DEEP, DIGITS, ZEROS = "[" * 10_000, "1" * 5000, bytes(2**24)
-LOOP = tar(link("a", "b"), link("b", "a"))
+DEEP, DIGITS = "[" * 10_000, "1" * 5000
 
 
 @pytest.mark.parametrize(
@@ -141,35 +114,21 @@ LOOP = tar(link("a", "b"), link("b", "a"))
         ("json", f'{{"a": {DIGITS}}}'.encode(), "digits"),
         ("jsonl", b"{}\n[1]\n", "line 2"),
         ("jsonl", f"{{}}\n\n{DIGITS}\n".encode(), "line 3"),
-        ("jsonl.gz", gzip.compress(ZEROS), "unpacks to more than"),
-        ("yaml", f"a0: &a0 [x]\n{BOMB}".encode(), "line 2 has an alias"),
         ("yaml", DEEP.encode(), "nested too deeply"),
         ("yaml", f"a: {DIGITS}".encode(), "digits"),
         ("yaml", b"- a", "list"),
-        ("yaml", b"a: 1\n" * 100_000, "KiB"),
         ("yaml", b"a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
-        ("npz", made(np.savez_compressed, a=np.zeros(2**24, np.uint8)), "is not an npz file"),
         ("npz", made(np.savez, a=np.array([{}], object)), "is not an npz file"),
         ("npy", made(np.save, np.array([{}], object)), "is not a NumPy file"),
         ("npy", made(np.savez, **VALUES), "is not a NumPy file"),
         ("pt", made(lambda file: torch.save(tarfile.TarInfo, file)), "is not a checkpoint"),
-        ("tar.gz", gzip.compress(tar(link("a", "nothing"))), "a is a link"),
-        ("tar.gz", LOOP, "a is a link"),
-        ("tar.gz", lzma.compress(tar(a=ZEROS)), "unpacks to more than"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_no_file_of_ours_holds_is_refused(tmp_path, monkeypatch, kind, content, words):
-    monkeypatch.setattr(files, "LEAST", 2**16)
+def test_what_no_file_of_ours_holds_is_refused(tmp_path, kind, content, words):
     path = tmp_path / f"some.{kind}"
     path.write_bytes(content)
     assert words in refused(KINDS[kind][0], path)
-
-
-def test_links_and_folders_that_are_not_wanted_are_left_alone(tmp_path):
-    path = tmp_path / "some.tar"
-    path.write_bytes(tar(link("other", "nothing"), a=b"1"))
-    assert read_tar(path, "fix it") == {"a": b"1"}
 
 
 def test_lines_have_no_mark_before_and_no_blank_lines_after_them(tmp_path):

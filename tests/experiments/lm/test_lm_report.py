@@ -7,6 +7,7 @@ import pytest
 from experiments.common.rows import frame, read
 from experiments.lm.report import (
     Case,
+    Options,
     about,
     bucketed,
     context_table,
@@ -95,7 +96,7 @@ def test_runs_become_rows_tables_and_figures(settings, tmp_path, capsys):
     options = {"runs": str(tmp_path / "runs"), "figures": str(tmp_path / "figures")}
     options["rows"] = str(tmp_path / "rows.jsonl")
     for _ in range(2):  # each run once
-        main.__wrapped__(options, "command")
+        main.__wrapped__(Options(**options), "command")
     rows = read(tmp_path / "rows.jsonl")
     assert [each["case"] for each in sorted(rows, key=lambda each: each["date"])]
     assert len(rows) == 3 and next((tmp_path / "figures").glob("lm-*.png"))
@@ -107,4 +108,4 @@ def test_runs_become_rows_tables_and_figures(settings, tmp_path, capsys):
     assert "a single run each" in capsys.readouterr().out
     assert tables(frame(rows))["same"].count("\n|") == 4
     with pytest.raises(ValueError):
-        main.__wrapped__(options | {"rows": str(tmp_path / "rows.csv")}, "command")
+        main.__wrapped__(Options(**options | {"rows": str(tmp_path / "rows.csv")}), "command")

@@ -12,10 +12,8 @@ from experiments.studies.llama import LiveBytes, RMSNorm, Sizes, Stack, _Rotary,
 from experiments.studies.memory import (
     LAYERS,
     NAMES,
-    SELECTIVE,
     SEVEN_B,
     Case,
-    attention_share,
     readings,
 )
 from experiments.studies.step import saved_bytes
@@ -100,8 +98,6 @@ def test_the_published_numbers_follow_from_the_formulas():
     for reading in readings():
         assert reading.formula_gb == pytest.approx(reading.published_gb, rel=0.05), reading
     assert LAYERS * 2 * SEVEN_B.score_bytes == pytest.approx(68.72e9, rel=1e-3)
-    for *model, published in SELECTIVE.values():
-        assert attention_share(*model) == pytest.approx(published, abs=0.005)
 
 
 def test_live_bytes_follow_storages():
@@ -152,10 +148,7 @@ def test_rows_tables_and_figure(measured):
             (row.peak_mib + (LAYERS - 4) * row.layer_mib) * 2**20 / 1e9, rel=1e-4
         )
     made = memory.tables(frame(rows))
-    assert made["stacks"].count("\n") == 11 and made["growth"].count("32 to 64 tokens") == 5
-    assert made["growth"].startswith(
-        f"- standard: 32 to 64 tokens take {rows[5].peak_mib / rows[0].peak_mib:.2f} times"
-    )
+    assert made["stacks"].count("\n") == 11
     other = rows[0] | {"batch": 7, "peak_mib": 777.0}
     assert "777" not in str(memory.tables(frame([other, *rows])))
     assert len(memory.figures(frame(rows))) == 1

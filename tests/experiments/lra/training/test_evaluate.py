@@ -23,7 +23,7 @@ def trained(tmp_path_factory):
 
 def run(capsys, **options) -> str:
     """What the program prints."""
-    evaluate.main.__wrapped__({"device": "cpu"} | options, "command")
+    evaluate.main.__wrapped__(evaluate.Options(**{"device": "cpu"} | options), "command")
     return capsys.readouterr().out
 
 
