@@ -1,4 +1,4 @@
-"""Figures of experiments.speed from its rows: speed-up by sparsity, time by length."""
+"""Figures of experiments.speed from its rows: speed-up by sparsity, time by length, and masks."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -13,10 +13,10 @@ from matplotlib.ticker import FixedLocator
 
 import masks
 from experiments.bench.cases import DENSE, LAYOUTS, Case
-from experiments.bench.mask_plot import draw_masks
 from experiments.bench.providers import PROVIDERS
 from experiments.bench.tables import SpeedRow, best_dense, grouped, label_of, shape_of
 from experiments.common import figures as f
+from experiments.common.figures import PAGE, RC
 
 FLEX = ("flex", "flex_autotuned")  # the peer beside ours in speed-ups
 GREY = "0.35"
@@ -256,3 +256,46 @@ def _panels(
 
 def _style(provider: str) -> f.Style:
     return PROVIDERS[provider].style if provider in PROVIDERS else f.OTHER
+
+
+def draw_masks(found: Sequence[masks.BlockMask]) -> Figure:
+    """Block masks, a panel each, with their text, length and density."""
+    columns = min(4, len(found))
+    lines = -(-len(found) // columns)
+    size = PAGE / max(columns, 3)
+    # The resolution is given here already because a mask draws as many pixels as its axes have.
+    figure, grid = plt.subplots(
+        lines,
+        columns,
+        figsize=(size * columns, (size + 0.45) * lines + 0.3),
+        dpi=RC["savefig.dpi"],
+        squeeze=False,
+    )
+    for axes in grid.flat[len(found) :]:
+        axes.set_visible(False)
+    handles: list[Any] = []
+    for axes, blocks in zip(grid.flat, found, strict=False):
+        blocks.draw(ax=axes)
+        axes.set(xlabel="", ylabel="", xticks=[], yticks=[])
+        text = f"{_wrapped(blocks.text)}\n{blocks.n_q} tokens, density {blocks.density:.3f}"
+        axes.set_title(text, fontsize=7)
+        for spine in axes.spines.values():
+            spine.set(visible=True, color="0.7", lw=0.6)
+        if legend := axes.get_legend():
+            handles = max(handles, legend.legend_handles, key=len)
+            legend.remove()
+    labels = [str(handle.get_label()) for handle in handles]
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def _wrapped(text: str, width: int = 30) -> str:
+    """Return the text of a mask in lines of about `width`, broken after its operators and
+    commas.
+    """
+    lines = [""]
+    for word in re.split(r"(?<=[|&\-+*,])\s*", text):
+        if lines[-1] and len(lines[-1]) + len(word) > width:
+            lines.append("")
+        lines[-1] += word + " "
+    return "\n".join(line.strip() for line in lines)

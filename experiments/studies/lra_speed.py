@@ -1,8 +1,8 @@
 """Time of one training step of every Long Range Arena task with every attention.
 
 The step is that of experiments.train: forward, backward, clip and AdamW, in a CUDA graph on a GPU,
-at the reference batch, on random tokens as long as the task's. Then come the attention layer alone,
-and a sweep over lengths with a fixed number of tokens a batch. See docs/guide/lra.md.
+at the reference batch, on random tokens as long as the task's. Then comes a sweep over lengths with
+a fixed number of tokens a batch. See docs/guide/lra.md.
 """
 
 import statistics
@@ -25,8 +25,6 @@ from experiments.common.tables import MISSING, markdown
 from experiments.lra import published as lra
 from experiments.lra.cells import RowKey, sorted_rows
 from experiments.lra.figures import groups, row_labels, row_styles
-from experiments.lra.models.attention import make_attention
-from experiments.lra.models.classifier import Classifier
 from experiments.lra.objectives import classify
 from experiments.lra.settings import Settings, compose_settings
 from experiments.lra.tasks.task import SPLITS, Split, Task, padded_length
@@ -35,12 +33,7 @@ from experiments.studies import runner
 from experiments.studies.runner import Run, choices
 from experiments.training.data import DeviceSplit, seed_everything
 from experiments.training.device import (
-    DTYPES,
-    autocast,
-    capture,
-    lacks_memory,
     reset_memory,
-    warm_up,
 )
 from experiments.training.distributed import Group
 from experiments.training.step import Trainer
@@ -142,8 +135,7 @@ def ways(case: StepCase, run: Run) -> list[Row]:
 
 
 def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what times the step of a training run, and its attention layer alone."""
-    seconds = run.options.seconds
+    """Return what times the step of a training run."""
 
     def one(row: Row) -> dict[str, Any]:
         settings = case.settings()
@@ -152,7 +144,6 @@ def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
         seed_everything(settings.seed, 0)
         held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         model = make_model(settings, task).to(device).train()
-        assert isinstance(model, Classifier)
         split = DeviceSplit(task.splits["train"], device)
         trainer = Trainer(model, split, classify, settings, Group(0, 1, device))
         trainer.prepare(compile=settings.compile, graph=bool(settings.graph))
@@ -161,67 +152,17 @@ def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
         if device.type == "cuda":
             peak = (torch.cuda.max_memory_allocated(device) - held) / MIB
         mask, density = mask_of(model, settings)
-        ran, compiled = _mode(compile=trainer.compiled, graph=trainer.captured), trainer.compiled
-        layer = None
-        try:
-            layer = attention_step(settings, model, split, compiled=compiled)
-        except Exception as error:
-            if not lacks_memory(error):  # without the step there may be room for the layer
-                raise
-        times = step_times(trainer.advance, device, seconds)
-        if layer is None:
-            del trainer
-            clean(device)
-            layer = attention_step(settings, model, split, compiled=compiled)
-        alone = step_times(layer, device, seconds / 2).ms_median
+        ran = _mode(compile=trainer.compiled, graph=trainer.captured)
+        times = step_times(trainer.advance, device, run.options.seconds)
         rate = 1000 * row["batch"] * row["pair"] * row["length"] / times.ms_median
         numbers = {"mask": mask or "", "density": density, "ran": ran, "peak_mib": peak}
-        return numbers | times._asdict() | {"attention_ms": alone, "tokens_per_s": rate}
+        return numbers | times._asdict() | {"tokens_per_s": rate}
 
     return one
 
 
 def _mode(*, compile: bool, graph: bool | None) -> str:
     return "+".join(["compile"] * compile + ["graph"] * bool(graph)) or "eager"
-
-
-def attention_step(
-    settings: Settings, model: Classifier, split: DeviceSplit, *, compiled: bool
-) -> Callable[[], object]:
-    """Return forward and backward of one attention layer on random q, k, v of the step's size."""
-    device, config = torch.device(settings.device or "cpu"), model.config
-    options = {key: value for key, value in settings.kind().items() if key != "name"}
-    layer = make_attention(
-        settings.attention["name"],
-        heads=config.heads,
-        head_dim=config.head_dim,
-        length=model.states,
-        dropout=config.attention_dropout,
-        class_token=config.pool == "cls",
-        **options,
-    )
-    layer = layer.to(device).train()
-    forward = torch.compile(layer, dynamic=False) if compiled else layer
-    tokens, lengths, _ = split.batch(torch.arange(settings.batch, device=device))
-    lengths = None if lengths is None else lengths.flatten()
-    dtype = DTYPES[settings.precision or "fp32"]
-    batch = tokens.numel() // tokens.shape[-1]
-    shape = (batch, model.states, config.heads, config.head_dim)  # the layout of a projection
-    q, k, v, dout = (
-        torch.randn(shape, device=device, dtype=dtype).transpose(1, 2) for _ in range(4)
-    )
-    inputs = [x.requires_grad_() for x in ((q, v) if layer.shared_qk else (q, k, v))]
-    wanted = [*inputs, *layer.parameters()]
-
-    def body() -> None:
-        with autocast(device, dtype):
-            given = None if lengths is None else layer.plan(lengths, dtype)
-            out = forward(*(inputs[0], inputs[0 if layer.shared_qk else 1], inputs[-1]), given)
-        torch.autograd.grad(out, wanted, dout.to(out.dtype), allow_unused=True)
-
-    if warm_up(body, device) and settings.graph:
-        return capture(body, device).replay
-    return body
 
 
 def step_times(advance: Callable[[], object], device: torch.device, seconds: float) -> Times:
@@ -350,16 +291,16 @@ def work(row: Found) -> tuple[object, ...]:
     return tuple(row.get(name) for name in WORK)
 
 
-def gain(row: Found, rows: Iterable[Found], of: str = "ms_median") -> float | None:
+def gain(row: Found, rows: Iterable[Found]) -> float | None:
     """Return the standard Transformer's time at the same work / that of the row."""
     base = next((r for r in rows if r.attention == lra.BASE and work(r) == work(row)), None)
-    ours, theirs = row.get(of), None if base is None else base.get(of)
+    ours, theirs = row.ms_median, None if base is None else base.ms_median
     return theirs / ours if ours and theirs else None
 
 
-def mean_gain(own: Iterable[Found], rows: list[Found], of: str) -> tuple[float | None, int]:
+def mean_gain(own: Iterable[Found], rows: list[Found]) -> tuple[float | None, int]:
     """Return the geometric mean of the gains over the five tasks, and the number of tasks."""
-    gains = [gain(row, rows, of) for row in own if row.task in lra.AVERAGED]
+    gains = [gain(row, rows) for row in own if row.task in lra.AVERAGED]
     gains = [value for value in gains if value is not None]
     return statistics.geometric_mean(gains) if gains else None, len(gains)
 
@@ -371,8 +312,8 @@ def row_name(row: Found) -> str:
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return steps and layers (alone) by task, the same by length, and notes; a name ends in the
-    device and precision where there are several.
+    """Return steps by task and by length, and what failed; a name ends in the device and precision
+    where there are several.
 
     steps: ms (speed-up) peak MiB, and the geometric mean of the five tasks.
     """
@@ -383,11 +324,8 @@ def tables(frame: Any) -> dict[str, str]:
         here = [row for row in rows if (row.device, row.precision) == place]
         tasks = [row for row in here if row.task != SWEEP]
         sweep = [row for row in here if row.task == SWEEP]
-        for name, of in (("steps", "ms_median"), ("layers", "attention_ms")):
-            if any(row.get(of) for row in tasks):
-                made[name + end] = markdown(by_task(tasks, of))
-            if any(row.get(of) for row in sweep):
-                made[f"{name}_by_length{end}"] = markdown(by_length(sweep, of))
+        made["steps" + end] = markdown(by_task(tasks)) if tasks else ""
+        made[f"steps_by_length{end}"] = markdown(by_length(sweep)) if sweep else ""
     failed = [r for r in rows if r.status != OK]
     reasons = [f"{row_name(r)}, {r.task}, {f.token_text(r.length)}: {r.status}" for r in failed]
     made["failed"] = "\n".join(f"- {reason}" for reason in reasons)
@@ -401,14 +339,14 @@ def _by_name(rows: list[Found]) -> dict[str, list[Found]]:
     return {name: [row for row in rows if row_name(row) == name] for name in names}
 
 
-def by_task(rows: list[Found], of: str) -> list[list[str]]:
+def by_task(rows: list[Found]) -> list[list[str]]:
     """Return attentions down, tasks across, and the mean speed-up."""
     tasks = sorted({row.task for row in rows}, key=partial(lra.order, lra.LABELS))
     columns = [(t, next(r for r in rows if r.task == t)) for t in tasks]
     lines = [["", *[f"{lra.LABELS.get(t, t)} {_size(row)}" for t, row in columns], "mean"]]
     for name, own in _by_name(rows).items():
-        cells = {row.task: _cell(row, rows, of) for row in own}
-        mean, count = mean_gain(own, rows, of)
+        cells = {row.task: _cell(row, rows) for row in own}
+        mean, count = mean_gain(own, rows)
         some = "" if count == len(lra.AVERAGED) else f" ({count} of {len(lra.AVERAGED)})"
         text = MISSING if mean is None else f"{mean:.2f}x{some}"
         lines.append([name, *(cells.get(task, MISSING) for task in tasks), text])
@@ -419,23 +357,20 @@ def _size(row: Found) -> str:
     return f"({row.batch} x {'2 x ' if row.pair == 2 else ''}{f.token_text(row.length)})"
 
 
-def _cell(row: Found, rows: list[Found], of: str) -> str:
+def _cell(row: Found, rows: list[Found]) -> str:
     if row.status != OK:
         return row.status.partition(":")[0]
-    value, factor = row.get(of), gain(row, rows, of)
-    if value is None:
-        return MISSING
-    text = f"{value:.3g}" + ("" if factor is None else f" ({factor:.2f}x)")
-    memory = of == "ms_median" and row.peak_mib is not None
-    return text + (f" {row.peak_mib:.0f}" if memory else "")
+    factor = gain(row, rows)
+    text = f"{row.ms_median:.3g}" + ("" if factor is None else f" ({factor:.2f}x)")
+    return text + (f" {row.peak_mib:.0f}" if row.peak_mib is not None else "")
 
 
-def by_length(rows: list[Found], of: str) -> list[list[str]]:
+def by_length(rows: list[Found]) -> list[list[str]]:
     """Return attentions down, lengths of the sweep across."""
     lengths = sorted({row.length for row in rows})
     lines = [["", *map(f.token_text, lengths)]]
     for name, own in _by_name(rows).items():
-        cells = {row.length: _cell(row, rows, of) for row in own}
+        cells = {row.length: _cell(row, rows) for row in own}
         lines.append([name, *(cells.get(n, MISSING) for n in lengths)])
     return lines
 
@@ -456,11 +391,11 @@ def _key(row: Found) -> RowKey:
 
 
 def draw_length(rows: list[Found]) -> Figure:
-    """Return time of a step, of a layer alone, and memory, by length with the tokens of a batch
-    fixed. The standard Transformer is in every line of panels.
+    """Return time of a step and memory by length, with the tokens of a batch fixed.
+
+    The standard Transformer is in every line of panels.
     """
-    names = {"ms_median": "a training step (ms)", "attention_ms": "attention, one layer (ms)"}
-    names |= {"peak_mib": "peak memory (MiB)"}
+    names = {"ms_median": "a training step (ms)", "peak_mib": "peak memory (MiB)"}
     names = {name: text for name, text in names.items() if any(row.get(name) for row in rows)}
     keys = sorted_rows(map(_key, rows))
     parts, labels, styles = groups(keys), row_labels(keys), row_styles(keys)

@@ -23,11 +23,11 @@ from experiments.bench.cases import CAUSAL, DENSE, DTYPES, Case
 from experiments.bench.gate import Gate
 from experiments.bench.peers.cudnn import INSTALL, PACKAGE
 from experiments.bench.provider import Provider, not_hopper
-from experiments.bench.selectors import parse
 from experiments.common.rows import OK, Row, last_versions
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
 from experiments.studies.runner import Run, choices
+from experiments.studies.select import parse
 from experiments.studies.step import Attend, Step, time_call
 from sparseflash import select
 from sparseflash.select.tokens import TokenSelector

@@ -5,6 +5,7 @@ schedule made beforehand, and the whole chain. On a GPU, each step but backward 
 a CUDA graph: the difference is what the host takes that the GPU does not hide.
 """
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,8 @@ from torch import Tensor
 import masks
 import sparseflash
 from experiments.bench.cases import DTYPES
-from experiments.bench.selectors import parse
 from experiments.bench.timing import graph_ms, measure
+from experiments.common.files import reason
 from experiments.common.rows import Row, found, last_versions
 from experiments.common.tables import markdown
 from experiments.studies import runner
@@ -25,6 +26,40 @@ from sparseflash import select
 from sparseflash.schedule import Schedule
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
+
+SELECTORS = ("top_k", "mass", "antidiagonal", "gate", "moba", "nsa")
+
+
+def parse(text: str) -> select.Selector:
+    """Return the selector of a call such as `top_k(0.1, within=causal())`.
+
+    Arguments are constants, masks, and `Gate(...)` of constants. Raise ValueError for another text.
+    """
+    try:
+        return _call(ast.parse(text, mode="eval").body, SELECTORS)
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(
+            f"selectors: {text!r} is no selector ({reason(error)}); "
+            "give a call of sparseflash.select, such as top_k(0.1)"
+        ) from error
+
+
+def _call(node: ast.AST, names: tuple[str, ...]) -> Any:
+    match node:
+        case ast.Call(ast.Name(name), args, keywords) if name in names:
+            named = {str(keyword.arg): _argument(keyword.value) for keyword in keywords}
+            return getattr(select, name)(*map(_argument, args), **named)
+    raise ValueError(f"choose from {', '.join(names)}")
+
+
+def _argument(node: ast.expr) -> Any:
+    """Return a constant, a gate, or a mask."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        is_gate = isinstance(node, ast.Call) and ast.unparse(node.func) == "Gate"
+        return _call(node, ("Gate",)) if is_gate else masks.parse(ast.unparse(node))
+
 
 KEY = "step batch heads kv_heads n_q n_k head_dim dtype".split()
 STEPS = ("selection", "schedule", "forward", "backward", "chain")

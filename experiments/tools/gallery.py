@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import masks
-from experiments.bench.mask_plot import draw_masks
+from experiments.bench.plot import draw_masks
 from experiments.common import figures
 from experiments.common.files import write_text, write_whole
 from masks.draw import COLOURS, tokens

@@ -18,7 +18,6 @@ import torch
 import masks
 from experiments.bench import timing
 from experiments.common.rows import OK, Row, Rows
-from experiments.common.work import processes
 from sparseflash.backends import triton as backend
 from sparseflash.backends.protocol import Saved, Walk
 from sparseflash.kernels import configs
@@ -27,7 +26,6 @@ from sparseflash.problem import Options, describe
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import relative_error
 
-WORKERS = 12  # processes that compile the candidates
 KEY = "kernel head_dim block_m block_n num_warps num_stages max_registers".split()
 # head dim -> batch, heads, length
 SHAPES = {32: (8, 16, 16384), 64: (2, 32, 16384), 128: (2, 16, 16384), 256: (2, 8, 16384)}
@@ -104,18 +102,6 @@ def cases(kernel: str) -> tuple[masks.Mask | None, ...]:
     return MASKS[kernel.partition(" ")[2]]
 
 
-def compile_one(kernel: str, head_dim: int, tiles: Tiles) -> str | None:
-    """Fill the compile cache with a candidate, and report why it cannot run."""
-    try:
-        configs.HOPPER[kernel, head_dim] = tiles
-        for mask in cases(kernel)[:2]:
-            runner(kernel, inputs(head_dim, 1024), mask)()
-        torch.cuda.synchronize()
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:120]}"
-    return None
-
-
 def measure(kernel: str, tiles: Tiles, mask: masks.Mask | None, tensors: list[torch.Tensor]) -> Row:
     """Return the time of a kernel, and TFLOP/s over the non-empty blocks of the mask."""
     batch, heads, n, head_dim = tensors[0].shape
@@ -135,51 +121,43 @@ def measure(kernel: str, tiles: Tiles, mask: masks.Mask | None, tensors: list[to
     }
 
 
-def wrong(kernel: str, head_dim: int, tiles: Tiles, expected) -> float:
-    """Largest relative error of a candidate against what the table held before."""
+def wrong(kernel: str, head_dim: int, tiles: Tiles, expected: Any) -> float:
+    """Return the largest relative error of a candidate against what the table held before."""
     configs.HOPPER[kernel, head_dim] = tiles
     got = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
     got, expected = ((x,) if isinstance(x, torch.Tensor) else x for x in (got, expected))
     return max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def compile_all(pairs: list[tuple[str, int]], workers: int) -> dict[Any, str | None]:
-    """Compiles the candidates of (kernel, head dim) in several processes: why each cannot run."""
-    jobs = [(*pair, tiles) for pair in pairs for tiles in candidates(*pair)]
-    with processes(workers) as pool:
-        return dict(zip(jobs, pool.map(compile_one, *zip(*jobs, strict=True)), strict=True))
-
-
-def tune(kernel: str, head_dim: int, reasons: dict[Any, str | None]) -> Iterator[list[Row]]:
-    """Yield the rows of each candidate that runs and agrees with the table's tiles; prints the
+def tune(kernel: str, head_dim: int) -> Iterator[Row]:
+    """Yield the rows of each candidate that runs and agrees with the table's tiles; print the
     others.
     """
     tensors = inputs(head_dim)
     expected = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
     for tiles in candidates(kernel, head_dim):
-        reason = reasons[kernel, head_dim, tiles]
-        error = float("inf") if reason else wrong(kernel, head_dim, tiles, expected)
-        if reason or error > LIMIT:
-            reason = reason or f"wrong, error {error}"
+        try:
+            error = wrong(kernel, head_dim, tiles, expected)
+            reason = f"wrong, error {error}" if error > LIMIT else ""
+        except Exception as failure:  # too many registers, or too much shared memory
+            reason = f"{type(failure).__name__}: {str(failure)[:120]}"
+        if reason:
             print(f"{kernel} {head_dim} {tuple(tiles)}: {reason}", flush=True)
             continue
         rows = [measure(kernel, tiles, mask, tensors) for mask in cases(kernel)]
         rates = " ".join(f"{row['tflops']:6.0f}" for row in rows)
         print(f"{kernel:20s} {head_dim:4d} {tuple(tiles)!s:34s} {rates}", flush=True)
-        yield rows
+        yield from rows
 
 
 def main(path: str, *kernels: str) -> None:
-    """Compile, check and time the candidates, and add their rows to the file."""
+    """Check and time the candidates, and add their rows to the file."""
     rows = Rows(path, KEY)
-    origin = rows.origin(
-        "cuda", shlex.join(["python", "-m", "experiments.tools.tune", *sys.argv[1:]])
-    )
-    pairs = [(kernel, dim) for kernel in kernels or PRODUCTS for dim in SHAPES]
-    reasons = compile_all(pairs, WORKERS)
-    for pair in pairs:
-        for made in tune(*pair, reasons):
-            for row in made:
+    command = shlex.join(["python", "-m", "experiments.tools.tune", *sys.argv[1:]])
+    origin = rows.origin("cuda", command)
+    for kernel in kernels or PRODUCTS:
+        for head_dim in SHAPES:
+            for row in tune(kernel, head_dim):
                 rows.append(row | origin)
 
 

@@ -129,7 +129,7 @@ def versions() -> dict[str, Any]:
 
     `dropout`: which probabilities a seed drops; `dropout_hidden`: which hidden states.
     """
-    from experiments.lra.models import dropout as hidden
+    from experiments.lra.models import blocks as hidden
     from sparseflash import dropout
 
     found = code_version(SOURCES)

@@ -1,6 +1,5 @@
 """The NumPy attentions of the guide against the float64 oracle, at shapes that divide nothing."""
 
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 import masks
-from experiments.tools import how_it_works
 from sparseflash.testing import assert_close, make_qkv, oracle
 from tests.docs.test_guide import BLOCK
 
@@ -77,32 +75,3 @@ def test_safe_and_online_softmax_are_that_of_torch(guide, shift):
     x = torch.randn(77, dtype=torch.float64) * 5 + shift
     for name in ("safe_softmax", "online_softmax"):
         assert_close(torch.from_numpy(guide[name](x.numpy())), x.softmax(0), name=name)
-
-
-def test_the_figures_are_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    paths = how_it_works.main(tmp_path / "figures")
-    assert [path.stem for path in paths] == ["tiles", "running", "roofline"]
-    for path in paths:
-        assert path.stat().st_size > 5000
-        assert (PAGE.parents[1] / "figures" / "how_it_works" / path.name).exists()
-
-
-def test_the_roofline_has_standard_attention_at_its_operations_a_byte():
-    (axes,) = how_it_works.roofline().axes
-    (point,) = [line for line in axes.lines if line.get_label() == "standard, N 4096"]
-    n, d = 4096, 128  # S and P are written and read; q, k, v and out once; of two bytes
-    assert point.get_xdata() == [pytest.approx(4 * n**2 * d / (2 * (4 * n**2 + 4 * n * d)))]
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["how_it_works", __file__])
-    with pytest.raises(SystemExit, match=r"^error: cannot .* \(File exists\): .*name another"):
-        runpy.run_path(how_it_works.__file__, run_name="__main__")
-
-
-def test_the_running_statistics_are_those_of_all_scores():
-    scores = np.random.default_rng(0).standard_normal(96) * 4
-    maxima, sums = how_it_works.statistics(scores, 8)
-    assert np.array_equal(maxima, np.maximum.accumulate(scores)[7::8])
-    assert sums[-1] == pytest.approx(np.exp(scores - scores.max()).sum())

@@ -9,11 +9,16 @@ from torch import Tensor, nn
 
 from experiments.lra.models.attention import Attention, make_attention
 from experiments.lra.models.attention.flash import Flash
-from experiments.lra.models.blocks import Block, Head, initialise, norm_eps
+from experiments.lra.models.blocks import Block, Dropout, Head, draw_seeds, initialise, norm_eps
 from experiments.lra.models.config import ModelConfig, model_config
-from experiments.lra.models.dropout import Dropout, draw_seeds
-from experiments.lra.models.embedding import Embedding, SmoothEmbedding
-from experiments.lra.models.positions import AxialPositions, AxialRotary, WavePositions, sinusoids
+from experiments.lra.models.positions import (
+    AxialPositions,
+    AxialRotary,
+    Embedding,
+    SmoothEmbedding,
+    WavePositions,
+    sinusoids,
+)
 from masks.analysis.reach import MOST_TOKENS, reach
 from sparseflash import BlockSparseAttention, Rotary
 from sparseflash.lengths import real_tokens

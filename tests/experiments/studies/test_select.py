@@ -2,9 +2,8 @@
 
 import pytest
 
-from experiments.bench.selectors import parse
 from experiments.common.rows import frame
-from experiments.studies.select import STEPS, tables
+from experiments.studies.select import STEPS, parse, tables
 from sparseflash.select import Gate
 from tests.experiments.studies.conftest import ok
 

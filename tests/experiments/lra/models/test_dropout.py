@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from experiments.lra.models.blocks import Dropout, draw_seeds
 from experiments.lra.models.classifier import Classifier, model_config
-from experiments.lra.models.dropout import Dropout, draw_seeds
 
 CPU = torch.device("cpu")
 

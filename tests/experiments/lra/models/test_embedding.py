@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from experiments.lra.models.embedding import COPIES, Embedding, SmoothEmbedding, waves
+from experiments.lra.models.positions import COPIES, Embedding, SmoothEmbedding, waves
 
 
 @pytest.mark.parametrize("shape", [(3, 2 * COPIES + 5), (2, 3, 7), (4, 1)])
