@@ -20,8 +20,6 @@ from experiments.lra.runs import read_runs
 
 @dataclass
 class Options:
-    """The options of experiments.curves."""
-
     runs: Any = option("runs/train", "folders, globs or archives of runs", several=str)
     speed: str | None = option(None, "rows of the study lra_speed, whose times are taken instead")
     out: str = option("runs/train/plots", "folder")

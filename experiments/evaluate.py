@@ -21,8 +21,6 @@ from experiments.training.run_file import SOURCES, read_settings
 
 @dataclass
 class Options:
-    """The options of experiments.evaluate."""
-
     run: str | None = option(None, "its folder: run.json, and weights.pt or checkpoint.pt")
     split: str = option("test", "of the task", choices=("train", "val", "test"))
     examples: int | None = option(None, "drawn from the split; null: all of them", least=1)

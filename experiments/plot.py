@@ -18,8 +18,6 @@ from experiments.common.rows import read
 
 @dataclass
 class Options:
-    """The options of experiments.plot."""
-
     rows: str = option("runs/speed/speed.jsonl", "of experiments.speed")
     out: str = option("runs/speed/plots", "folder")
     triton: str | None = option(None, "only rows of this version of Triton; null: of the last one")

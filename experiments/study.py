@@ -6,7 +6,7 @@
     python -m experiments.study name=decode --help                  # its options
 
 Each attention passes a gate against float64 before it is timed. Rows that the file holds are not
-measured again: the same command goes on where the last one stopped.
+measured again: the same command continues after the last one.
 """
 
 import ast

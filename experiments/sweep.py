@@ -58,7 +58,7 @@ class Planned:
 
     @property
     def data(self) -> str:
-        """A digest of what has to be made before the run; "" for nothing."""
+        """A digest of what has to be made before the run; empty if there is nothing."""
         return digest(self.settings.data()) if isinstance(self.settings, Settings) else ""
 
     @property
@@ -218,8 +218,6 @@ def train(
 
 @dataclass
 class Options:
-    """The options of experiments.sweep."""
-
     sweep: dict[str, Any] = option({})  # a file of conf/sweep
     file: str | None = option(None, "a sweep of your own, like those of conf/sweep")
     overrides: list[str] = option([], 'of all runs; ["seed=0,1"] runs every seed')

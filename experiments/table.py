@@ -20,8 +20,6 @@ from experiments.lra.table import Table
 
 @dataclass
 class Options:
-    """The options of experiments.table."""
-
     runs: Any = option("runs/train", "folders, globs or archives of runs", several=str)
     speed: str | None = option(None, "rows of the study lra_speed, whose times are taken instead")
     whole: bool = option(False, "true: also attentions and tasks of the paper that have no run")

@@ -42,8 +42,6 @@ BLOCK_Q = 16  # of a selection for one query: the least that a mask may have
 
 @dataclass
 class Options:
-    """The options of experiments.lm.generate."""
-
     run: str | None = option(None, "the folder of a run of experiments.lm")
     prompt: str | None = option(None, "how the text begins")
     tokens: int = option(200, "to generate; fewer where the document ends", least=1)

@@ -45,8 +45,6 @@ RECIPE = "lr warmup schedule betas eps weight_decay clip dropout vocab mask_shar
 
 @dataclass
 class Options:
-    """The options of experiments.lm.report."""
-
     runs: str | None = option("runs/lm", "folder of runs; null: none")
     rows: str | None = option(None, "a .jsonl file with rows, to which those of the runs are added")
     figures: str | None = option(None, "folder of the figures; null: none")

@@ -20,8 +20,6 @@ from experiments.pathfinder.statistics import Statistics, measure, table
 
 @dataclass
 class Options:
-    """The options of experiments.pathfinder."""
-
     size: Any = option(128, "32, 64, 128 (Path-X), 256; several for statistics", several=int)
     contour: Any = option(14, "paddles of long snakes: 6 (easy), 9, 14 (hard)", several=int)
     documented: bool = option(False, "true: the documented number of distractors, not the measured")

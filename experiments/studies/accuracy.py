@@ -33,8 +33,6 @@ SOURCES = ("masks", "sparseflash", "experiments/studies", "experiments/lra/model
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "accuracy"
     lengths: list[int]  # tokens
     head_dims: list[int] = field(default_factory=lambda: [64, 128])

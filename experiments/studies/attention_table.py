@@ -37,8 +37,6 @@ Value = Callable[[Found], float | None]
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "attention_table"
     methods: list[str] = field(default_factory=list)  # of METHODS; none: all that the device has
     lengths: list[int]
@@ -70,7 +68,6 @@ class Case(Setting):
     """A setting as a case: what follows from its mask is a field of the row."""
 
     def row(self) -> Row:
-        """Return its fields of a row."""
         mask, density = self.mask()
         return {k: v for k, v in asdict(self).items() if k != "causal"} | {
             "mask": mask,
@@ -111,7 +108,6 @@ def cases(run: Run) -> list[Case]:
 
 
 def ways(case: Case, run: Run) -> list[Row]:
-    """Return the directions."""
     return [{"direction": direction} for direction in DIRECTIONS]
 
 

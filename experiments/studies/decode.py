@@ -51,8 +51,6 @@ Call = Callable[[], Tensor]
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "decode"
     lengths: list[int]  # keys of a sequence
     n_q: list[int]  # new queries
@@ -114,7 +112,6 @@ class Step:
             masks.parse(self.mask)
 
     def row(self) -> Row:
-        """Return its fields of a row."""
         mask = f"{SELECTED}({self.blocks})" if self.mask == SELECTED else self.mask
         return {k: v for k, v in asdict(self).items() if k != "chosen"} | {"mask": mask}
 

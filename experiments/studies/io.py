@@ -37,8 +37,6 @@ FIGURE_2_SHAPE = {"batch": 64, "heads": 16, "n": 1024, "head_dim": 64}
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "io"
     parts: list[str] = field(default_factory=lambda: [*PARTS])
     methods: list[str]  # of the part shape
@@ -157,11 +155,6 @@ def cases(run: Run) -> list[Measured]:
         if what.case.block_q:
             what.case.check()
     return made
-
-
-def ways(what: Measured, run: Run) -> list[Row]:
-    """Return the one thing that is measured: forward and backward together."""
-    return [{}]
 
 
 def opened(what: Measured, run: Run) -> Callable[[Row], dict[str, Any]]:

@@ -30,11 +30,9 @@ PAPER = {
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "long_documents"
     runs: list[str] = field(default_factory=lambda: ["runs/train"])  # folders, globs or archives
-    rows: str = "runs/long_documents.jsonl.gz"  # an archive, written anew from the runs
+    rows: str = "runs/long_documents.jsonl.gz"  # an archive, written again from the runs
 
 
 DEFAULTS = dict.fromkeys(("cuda", "cpu"), Options())

@@ -51,8 +51,6 @@ BATCHES = 4  # of random examples
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "lra_speed"
     tasks: list[str]  # files of conf/task
     attentions: list[str] = field(default_factory=lambda: [*lra.ATTENTIONS])
@@ -127,11 +125,6 @@ def cases(run: Run) -> list[StepCase]:
         sized = (*own, "scale=full", f"batch={o.tokens // length}")
         made += [StepCase(SWEEP, *kind, length, sized) for kind in kinds]
     return made
-
-
-def ways(case: StepCase, run: Run) -> list[Row]:
-    """Return the one thing that is measured."""
-    return [{}]
 
 
 def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:

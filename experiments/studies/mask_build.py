@@ -33,8 +33,6 @@ STRUCTURED = "local:256+butterfly:128+global:64"
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "mask_build"
     seconds: float = 0.5
     # texts that masks.parse reads, "documents & causal", "neighborhood", or "gallery": all of it

@@ -44,8 +44,6 @@ LAYERS = 32
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "memory"
     lengths: list[int]
     batch: int = 1

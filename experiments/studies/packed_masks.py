@@ -34,8 +34,6 @@ Seen = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "packed_masks"
     lengths: list[int]  # tokens
     kinds: list[str] = field(default_factory=lambda: [*KINDS])
@@ -161,7 +159,6 @@ class Case:
     dtype: str
 
     def row(self) -> Row:
-        """Return its fields of a row."""
         fields = asdict(self)
         return {"mask": KINDS[fields.pop("kind")].text, **fields}
 

@@ -37,8 +37,6 @@ KEY = "provider direction batch heads kv_heads n head_dim dtype round".split()
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "picks"
     lengths: list[int]  # tokens
     selectors: list[str]  # calls of nsa and moba of sparseflash.select

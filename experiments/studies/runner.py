@@ -6,7 +6,8 @@ A study is a module of this folder. It defines
     DEFAULTS                its Options for "cuda" and for "cpu"
     KEY                     the fields of a row that say what was measured
     cases(run)              what to measure, dataclasses whose fields become fields of rows
-    ways(case, run)         what to measure of a case: fields such as provider and direction
+    ways(case, run)         what to measure of a case: fields such as provider and direction; none
+                            where it is one thing
     opened(case, run)       makes the inputs; a function that measures one row: its further fields
     tables(frame)           Markdown tables of rows by name
     figures(frame)          figures of rows by name, if there are any
@@ -92,7 +93,7 @@ class Run:
 
     def wanted(self, case: Any) -> list[Row]:
         """Return the rows of a case before they are measured, in the order of their turns."""
-        ways = self.study.ways(case, self)
+        ways = self.study.ways(case, self) if hasattr(self.study, "ways") else [{}]
         facts = case.row() if hasattr(case, "row") else asdict(case)
         facts = {"mask": "", "density": None} | facts
         numbers = range(1, self.options.rounds + 1)

@@ -67,8 +67,6 @@ STEPS = ("selection", "schedule", "forward", "backward", "chain")
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "select"
     selectors: list[str] = field(default_factory=list)  # such as "top_k(0.1)"; []: one of each kind
     density: float = 0.1  # of the default selectors: the share of key blocks of a query block
@@ -94,7 +92,6 @@ class Case:
     shape: Row
 
     def row(self) -> Row:
-        """Return its fields of a row."""
         return {"mask": str(self.selector), **self.shape}
 
 
@@ -110,7 +107,6 @@ def cases(run: Run) -> list[Case]:
 
 
 def ways(case: Case, run: Run) -> list[Row]:
-    """Return the steps."""
     return [{"step": step} for step in STEPS]
 
 

@@ -64,8 +64,6 @@ BASE, FAST = {False: "safe", True: "safe_topk"}, {False: "online", True: "online
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "softmax"
     vocabularies: list[int] = field(
         default_factory=lambda: [10, 100, 1000, 4000, 10000, 25000, 100000, 1000000]

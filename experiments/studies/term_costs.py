@@ -47,8 +47,6 @@ BARS = {"sink": 0.05, MAX: 0.05} | dict.fromkeys(TERMS[1:], 0.15)
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "term_costs"
     # all: the four terms together; max: the row maxima, no term; low_softcap: a cap that most
     # scores reach, where softcap is one that few come near
@@ -84,7 +82,6 @@ class Group:
     radius: int
 
     def row(self) -> Row:
-        """Return its fields of a row."""
         case = self.case
         sizes = {n: getattr(case, n) for n in "batch heads kv_heads head_dim dtype".split()}
         sizes |= {"n": case.n_q, "block": case.block_q, "radius": self.radius}

@@ -7,7 +7,7 @@
 
 Besides the options of experiments.sweep:
 
-    import      an export of the sweep, or a list of them; a run goes on where it got furthest
+    import      an export of the sweep, or a list of them; of each run the furthest counts
     export      file to write at the end: the folders of the runs, and compiled code
     part_mib    cuts the export into files of this size, EXPORT.00, EXPORT.01, ...
     weights     false leaves out the weights of complete runs that no other run starts from

@@ -291,8 +291,6 @@ def _light(run: Run) -> Run:
 
 @dataclass
 class Options:
-    """The options of the study."""
-
     label: str = option("masks", "of the runs of sweep=path_masks, or path_x_masks", choices=SWEEPS)
     runs: Any = option("runs/train/${label}*", "folders, globs or archives of runs", several=str)
     out: str = option("runs/pathfinder", "folder of the figure")

@@ -262,8 +262,6 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
 
 @dataclass
 class Options:
-    """The options of the probe."""
-
     ask: str = option("shortcuts", "the question", choices=("shortcuts", "cuts"))
     paddles: Any = option(
         None, "at each mark that the probe sees; null: 0 to 3, of cuts 1", several=int, least=0
