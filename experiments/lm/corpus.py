@@ -1,4 +1,4 @@
-"""Texts as documents, from where a user has them: folders, the standard library, packages, reviews.
+"""Texts as documents, from where a user has them: folders, the standard library, packages.
 
 A corpus is a list of documents with its manifest: where they come from, in what version, and the
 digest of what was read.
@@ -17,25 +17,23 @@ from experiments.common.work import progress
 
 STDLIB, PACKAGES = "stdlib", "packages"
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-REVIEWS = ("pos", "neg")
 SHOWN = 3  # undecodable files that an error names
 REMEDY = "give a folder of text files, stdlib, packages, or a folder with train.bin and val.bin"
 
 
 @dataclass
 class Texts:
-    """The documents of a corpus, as UTF-8 bytes; `fixed` are documents for validation only."""
+    """The documents of a corpus, as UTF-8 bytes."""
 
     name: str
     train: list[bytes]
-    fixed: list[bytes] = field(default_factory=list)
     manifest: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
         """Twelve hex digits of all documents, in their order."""
         found = hashlib.sha256()
-        for text in (*self.train, b"\xff", *self.fixed):
+        for text in (*self.train, b"\xff"):
             found.update(len(text).to_bytes(8, "little"))
             found.update(text)
         return found.hexdigest()[:12]
@@ -45,7 +43,7 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
     """Return the documents of an option `data=`, each once.
 
     Args:
-        data: stdlib, packages, a folder of text files, or the folder aclImdb of reviews.
+        data: stdlib, packages, or a folder of text files.
         pattern: of the names of files in a folder of text.
         most: bytes of documents to keep of all; None: all.
 
@@ -53,9 +51,7 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
         ValueError: there is nothing to read, or files are not UTF-8; the error names them.
     """
     path = Path(data).expanduser()
-    root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
-    reviews = all((root / "train" / kind).is_dir() for kind in REVIEWS)
-    if pattern != "*" and (data in (STDLIB, PACKAGES) or reviews):
+    if pattern != "*" and data in (STDLIB, PACKAGES):
         raise ValueError(
             f"pattern={pattern}: is for a folder of text; leave it out for data={data}"
         )
@@ -65,7 +61,7 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
         return _packages(most)
     if not path.is_dir():
         raise ValueError(f"data={data}: no such folder; {REMEDY}")
-    return _reviews(path.name, root, most) if reviews else _folder(path, pattern, most)
+    return _folder(path, pattern, most)
 
 
 # ---- where documents come from
@@ -122,24 +118,6 @@ def _packages(most: int | None) -> Texts:
     if not texts:
         raise ValueError("data=packages: no installed package has Python files; give data=stdlib")
     return Texts(PACKAGES, texts, manifest=manifest)
-
-
-def _reviews(name: str, root: Path, most: int | None) -> Texts:
-    """Return reviews: those of train/ to train on, those of test/ to validate."""
-    seen: set[bytes] = set()
-    halves = []
-    for half in ("train", "test"):
-        files = [path for kind in REVIEWS for path in (root / half / kind).glob("*.txt")]
-        # Neighbours in the folder are of one movie and one label.
-        keys = {path: path.relative_to(root).as_posix().encode() for path in files}
-        files.sort(key=lambda path: hashlib.sha256(keys[path]).digest())
-        halves.append(list(_unique(_kept((path.read_bytes() for path in files), most), seen)))
-    if not halves[0] or not halves[1]:
-        raise ValueError(f"{name}: no reviews in train/ or test/ (pos/*.txt, neg/*.txt); {REMEDY}")
-    if bad := [text for half in halves for text in half if not _is_text(text)]:
-        raise ValueError(f"{name}: {bad[0][:20]!r}.. is not UTF-8 text: unpack the archive again")
-    manifest = _texts("aclImdb", halves[0] + halves[1], {"name": "aclImdb"}).manifest
-    return Texts(name, halves[0], halves[1], manifest)
 
 
 # ---- parts

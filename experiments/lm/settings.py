@@ -59,7 +59,7 @@ class Settings(Training):
     positions: str = option(LEARNED, "of tokens", choices=POSITIONS)
     dropout: float = option(0.0, "probability, in training", least=0, below=1)
 
-    data: str = option("stdlib", "stdlib | packages | a folder of text, aclImdb or nanoGPT's bins")
+    data: str = option("stdlib", "stdlib | packages | a folder of text, or of nanoGPT's bins")
     tokenizer: str = option("bytes", "bytes | bpe:SIZE (needs the package tokenizers)")
     pattern: str = option("*", "names of the files of a folder")
     max_mib: int | None = option(None, "of text", least=1)

@@ -20,7 +20,8 @@ PROVIDERS = ("cpu", "sdpa", "flex", "a new one")
 def made_up(providers=PROVIDERS, **grid):
     """Return rows as `speed` writes them, with made-up times."""
     rows = []
-    lists = {k: as_list(v) if k in ("mask", "seq_len") else v for k, v in grid.items()}
+    several = ("mask", "seq_len", "block_size")
+    lists = {k: as_list(v) if k in several else v for k, v in grid.items()}
     for case in make_grid("cpu", **{"heads": 1, "block_size": [32]} | lists):
         for provider in providers:
             for direction in ("forward", "backward"):

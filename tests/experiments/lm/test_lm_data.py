@@ -84,21 +84,6 @@ def test_packages_leave_a_manifest(monkeypatch, tmp_path):
     assert len({m["digest"] for m in texts.manifest}) == 2
 
 
-def test_reviews_keep_their_halves(tmp_path):
-    files = {f"{half}/{kind}/{i}_1.txt": f"{half} {kind} {i}" for half in ("train", "test")
-             for kind in ("pos", "neg") for i in range(3)}  # fmt: skip
-    root = tmp_path / "aclImdb"
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    with pytest.raises(ValueError, match=r"pattern=\*.txt: is for a folder of text"):
-        read_texts(str(root), "*.txt", None)
-    corpus = load(root, tmp_path)
-    for ids, half in ((corpus.train, "train"), (corpus.val, "test")):
-        wanted = sorted(text for name, text in files.items() if name.startswith(half))
-        assert sorted(d.decode() for d in documents(ids)) == wanted
-
-
 def test_bpe_is_trained_once_and_decodes(texts, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     corpus = load(texts, tmp_path, "bpe:300")
@@ -114,15 +99,12 @@ def test_bpe_is_trained_once_and_decodes(texts, tmp_path):
     assert 300 <= larger.train.max() < larger.vocab <= 320
 
 
-def test_bpe_is_trained_on_the_training_part_alone(tmp_path):
+def test_bpe_is_trained_on_the_training_part_alone(texts, tmp_path, monkeypatch):
     pytest.importorskip("tokenizers")
-    for half, letters in (("train", "ab"), ("test", "yz")):
-        for count, kind in ((20, "pos"), (21, "neg")):
-            folder = tmp_path / "aclImdb" / half / kind
-            folder.mkdir(parents=True)
-            (folder / "0_1.txt").write_text(letters * count)
-    corpus = load(tmp_path / "aclImdb", tmp_path, "bpe:300")
-    # 82 bytes each: those of the test part stay single, with two ends of documents
+    parts = [b"ab" * 20, b"ab" * 21], [b"yz" * 20, b"yz" * 21]
+    monkeypatch.setattr("experiments.lm.tokens.split", lambda texts: parts)
+    corpus = load(texts, tmp_path, "bpe:300")
+    # 82 bytes each: those of the validation part stay single, with two ends of documents
     assert len(corpus.train) < 20 and len(corpus.val) == 84
 
 
