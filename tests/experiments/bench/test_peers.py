@@ -1,0 +1,237 @@
+"""Kernels of other libraries: what is refused, and the lists and intervals that they get."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.bench import provider
+from experiments.bench.cases import CAUSAL, DENSE, Case
+from experiments.bench.peers import cudnn, fa4, flashinfer, vsa
+from experiments.bench.providers import find
+from masks.interop.fa4 import BlockSparseTensors
+from tests.experiments.bench.bench_cases import CASE, CPU
+
+CUDA = torch.device("cuda")
+OWN = "block_diagonal(64)"  # so that no row or column is empty
+BLOCKS = Case(f"random_blocks(0.5, block=64) | {OWN}", 1, 4, 4, 256, 256, 128, "bfloat16", 64, 64)
+WIDE = {"block_q": 128, "block_k": 128}
+HOLE = {"mask": f"{OWN} & ~global_rows(64)"}  # no block in the first row
+REFUSED = {
+    "cudnn_blocks": [
+        (HOLE, None),
+        (WIDE | {"n_q": 250, "mask": OWN}, "partial ones"),
+        (WIDE | {"n_q": 250, "mask": "random_blocks(0.5)"}, None),
+        ({"head_dim": 32}, "not 32, 32"),
+        ({"block_k": 128, "mask": "dense()"}, "blocks of 64, 128 and 256, not 64 x 128"),
+        ({"n_q": 250}, "multiples of 64 queries with blocks of 64, not 250"),
+        ({"dtype": "float16"}, "takes bfloat16, not float16"),
+        ({"head_dim": 64}, "backward takes head dims of (128,), not 64, 64"),
+        ({"kv_heads": 2}, "no backward for 4 query and 2 key heads"),
+    ],
+    "cudnn_flex": [
+        (HOLE, None),
+        ({"mask": DENSE, "block_q": 0, "block_k": 0}, None),
+        ({"mask": "causal()", "head_dim": 72, "v_dim": 8, "kv_heads": 2, "n_q": 250}, None),
+        ({"head_dim": 192, "v_dim": 128}, None),
+        ({"head_dim": 160}, "multiples of 8 up to 128 as head dims, not 160"),
+        ({"head_dim": 12}, "multiples of 8 up to 128 as head dims, not 12"),
+        ({"dtype": "float32"}, "not float32"),
+        ({"mask": "random_blocks(0.5, block=2)"}, "some query has more than 16"),
+    ],
+    "flashinfer": [
+        ({"mask": "random_blocks(count=64, block=64)", "n_k": 8192}, None),
+        ({"dtype": "float16"}, "takes bfloat16, not float16"),
+        ({"head_dim": 64}, "head dims of 128, not 64, 64"),
+        ({"kv_heads": 2}, "as many key as query heads, not 4 and 2"),
+        ({"batch": 2}, "one head_major sequence, not 2 head_major"),
+        ({"layout": "token_major"}, "one head_major sequence, not 1 token_major"),
+        (WIDE, "blocks of 64 x 64"),
+        ({"n_k": 200}, "blocks of 64 x 64, and whole ones at the ends"),
+        ({"mask": "random_blocks(count=65, block=64)", "n_k": 8192}, "64 blocks, not 65 to 65"),
+        (HOLE, "64 blocks, not 0 to 1"),
+    ],
+    "vsa": [
+        ({"head_dim": 64}, None),
+        ({"dtype": "float16"}, "takes bfloat16, not float16"),
+        ({"head_dim": 96}, "head dims of 64 and 128, not 96, 96"),
+        ({"kv_heads": 2}, "as many key as query heads, not 4 and 2"),
+        ({"layout": "token_major"}, "head_major tensors, not token_major"),
+        (WIDE, "blocks of 64 x 64"),
+        ({"n_k": 512}, "as many keys as queries, not 512 and 256"),
+        (HOLE, "rows and columns that have a block"),
+        ({"mask": "global_rows(64)"}, "rows and columns that have a block"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_peer_says_what_it_does_not_take(name, monkeypatch):
+    peer = find(name)
+    remedy = "pip install " if peer.missing() else ""
+    assert peer.unsupported(BLOCKS, CPU, "forward") == "needs a CUDA device, not cpu"
+    for capability, reason in (((10, 0), "this one has 10.0"), (None, "this is an AMD GPU")):
+        monkeypatch.setattr(provider, "nvidia_capability", lambda device, found=capability: found)
+        assert reason in (peer.unsupported(BLOCKS, CUDA, "forward") or "")
+    monkeypatch.setattr(provider, "nvidia_capability", lambda device: (9, 0))
+    assert remedy in (peer.unsupported(BLOCKS, CUDA, "forward") or "")
+    monkeypatch.setattr(type(peer), "missing", lambda self: None)
+    assert peer.concerns(replace(BLOCKS, mask=DENSE)) == (name == "cudnn_flex")
+    cases = [({}, None), *REFUSED[name]]
+    if name != "cudnn_flex":
+        cases.append(({"mask": "causal()"}, "whole blocks only, and the mask has partial ones"))
+    for changes, reason in cases:
+        found = peer.unsupported(replace(BLOCKS, **changes), CUDA, "backward")
+        assert found is None if reason is None else reason in (found or ""), changes
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"n_k": 200}, HOLE, {"mask": "random_blocks(0.5, block=64, per_head=True)"},
+                {"block_q": 256, "block_k": 256, "mask": "random_blocks(0.5, block=128)"}]
+)  # fmt: skip
+def test_lists_name_the_blocks_of_the_mask(changes):
+    case = replace(BLOCKS, **changes)
+    lists, blocks = cudnn.block_lists(case, CPU), cudnn.fine(case)
+    kept = torch.from_numpy(blocks.layout() > 0).expand(1, 4, -1, -1)
+    sizes = lists.get("block_sizes", torch.full((blocks.cols,), blocks.block_size[1]))
+    assert sizes.sum() == case.n_k and ("block_sizes" in lists) == ("n_k" in changes)
+    listed = lists["q2k_block_index"]
+    number = lists.get("q2k_block_nums", torch.full(listed.shape[:3], listed.shape[3]))
+    for index, counts in ((listed, number), vsa.lists_of(kept)):
+        assert index.is_contiguous() and torch.equal(counts, kept.sum(-1))
+        for place in np.ndindex(*counts.shape):
+            wanted = kept[place].nonzero().ravel().int()
+            assert torch.equal(index[place][: counts[place]], wanted)
+
+
+def test_flashinfer_without_the_manifest_of_its_kernels_says_so(monkeypatch):
+    def manifest():
+        raise FileNotFoundError(2, "No such file or directory", "/site/flashinfer/manifest.json")
+
+    kernels = SimpleNamespace(manifest=manifest)
+    monkeypatch.setattr(flashinfer.importlib, "import_module", lambda _: kernels)
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
+    assert "packaged without manifest.json" in (find("flashinfer").missing() or "")
+    kernels.manifest = dict
+    assert find("flashinfer").missing() is None
+
+
+MASKS = [
+    "causal()", "local(40)", "local(3, 70)", "sliding(33)", "dense()", "causal() & ~causal()",
+    "documents((80, 0, 120))", "documents((80, 0, 120)) & causal()",
+    "documents(((80, 120), (100, 100)))", "local(40) | global_tokens(10)",
+    "(sinks(4) | sliding(51)) & causal()", "local(25) | global_at((13, 100, 150))",
+    "hstu((100, 100), targets=(50, 50))", "prefix_tree((0, 48, 80, 150), (200, 150, 150, 200))",
+    "random_blocks(0.3, block=32, per_head=True)",
+]  # fmt: skip
+SMALL = replace(BLOCKS, batch=2, n_q=200, n_k=200, head_dim=16, dtype="float32")
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_intervals_are_the_mask(mask):
+    for n_q, n_k, block_q, block_k in ((200, 200, 32, 32), (131, 200, 64, 16), (200, 131, 16, 128)):
+        case = replace(SMALL, mask=mask, n_q=n_q, n_k=n_k, block_q=block_q, block_k=block_k)
+        ends = cudnn.intervals(case)
+        assert ends is not None and ends.dtype == np.int32 and ends.flags.c_contiguous
+        if mask in ("causal()", "sliding(33)"):
+            assert ends.shape[1] == {"causal()": 1, "sliding(33)": 3}[mask]
+        ends = np.concatenate([np.zeros_like(ends[:, :1]), ends], axis=1)
+        assert (np.diff(ends, axis=1) >= 0).all() and ends.max() <= n_k
+        keys = np.arange(n_k)
+        seen = (ends[:, ::2, :, None] <= keys) & (keys < ends[:, 1::2, :, None])
+        assert seen.sum(1).max() <= 1  # no key is in two intervals
+        wanted = np.broadcast_to(case.blocks.to_dense(), (2, len(ends), n_q, n_k)).swapaxes(0, 1)
+        assert (seen.any(1) == wanted.reshape(len(ends), -1, n_k)).all()
+
+
+@pytest.mark.parametrize("mask", ["keys_at({})", "random_blocks(count={}, block=32)"])
+def test_too_many_intervals_are_none(mask):
+    def case(count):
+        # Every other key or block: none of them touch.
+        text = mask.format(tuple(range(1, 2 * count, 2)) if "keys" in mask else count)
+        return replace(SMALL, mask=text, n_q=96, n_k=6400, block_q=32, block_k=32)
+
+    found = cudnn.intervals(case(cudnn.MOST))
+    assert found is not None and found.shape[1] <= 2 * cudnn.MOST + 1
+    assert cudnn.intervals(case(cudnn.MOST + 6)) is None
+
+
+@pytest.fixture
+def fa4_calls(monkeypatch):
+    """What the functions of FlashAttention-4 are called with: name, shape of q, options."""
+    found = []
+
+    def function(name):
+        return lambda q, k, v, **options: found.append((name, q.shape, options)) or (q, None)
+
+    names = ("flash_attn_func", "flash_attn_varlen_func")
+    module = SimpleNamespace(
+        BlockSparseTensorsTorch=BlockSparseTensors, **{name: function(name) for name in names}
+    )
+    monkeypatch.setattr(fa4.importlib, "import_module", lambda _: module)
+    monkeypatch.setattr(fa4, "bit_lookup", lambda *sizes: sizes)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mask", "window"),
+    [
+        ("sliding(5)", (4, 0)),
+        ("local(3, 7)", (3, 7)),
+        (CAUSAL, (None, 0)),
+        ("local(3) | global_tokens(1)", None),
+        (DENSE, None),
+    ],
+)
+def test_windows_have_their_own_arguments(mask, window, fa4_calls):
+    case, peer = replace(CASE, mask=mask), find("fa4_window")
+    assert case.window == window and replace(case, n_k=100).window is None
+    assert peer.concerns(case) == (window is not None and mask != CAUSAL)
+    if window is not None:
+        q = torch.zeros(2, 4, 200, 16)
+        peer.prepare(case, CPU)(q, q, q)
+        options = {"deterministic": False, "window_size": window}
+        assert fa4_calls == [("flash_attn_func", (2, 200, 4, 16), options)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_documents_of_all_batch_entries_are_joined(causal, fa4_calls):
+    mask = "documents((80, 0, 120))" + " & causal()" * causal
+    case, peer = replace(CASE, mask=mask, layout="token_major"), find("fa4_varlen")
+    assert peer.concerns(case) and not peer.concerns(replace(case, mask="sliding(3)"))
+    q = torch.zeros(2, 200, 4, 16).transpose(1, 2)
+    assert peer.prepare(case, CPU)(q, q, q).shape == q.shape
+    name, shape, options = fa4_calls.pop()
+    assert (name, shape) == ("flash_attn_varlen_func", (400, 4, 16))
+    for which in "qk":
+        ends = options[f"cu_seqlens_{which}"]
+        assert ends.dtype == torch.int32 and ends.tolist() == [0, 80, 80, 200, 280, 280, 400]
+        assert options[f"max_seqlen_{which}"] == 120
+    assert options["causal"] == causal
+    half = replace(case, dtype="float16", layout="head_major")
+    assert "layout=token_major" in (peer.unsupported(half, CUDA, "forward") or "")
+
+
+def test_flash_attention_4_gets_full_blocks_as_full_and_bits_for_partial_ones(fa4_calls):
+    def options(mask):
+        q = torch.zeros(2, 4, 256, 16)
+        case = replace(CASE, mask=mask, n_q=256, n_k=256)
+        assert find("fa4").prepare(case, CPU)(q, q, q).shape == q.shape
+        return fa4_calls.pop()[2]
+
+    assert "takes bfloat16" in (find("fa4").unsupported(CASE, CUDA, "forward") or "")
+    assert options(DENSE) == {"deterministic": False}
+    assert options(CAUSAL) == {"deterministic": False, "causal": True}
+    found = options("random:0.5:block=32")
+    lists = found["block_sparse_tensors"]
+    assert "mask_mod" not in found and lists.block_size == (32, 32)
+    assert not lists.mask_block_cnt.any() and set(lists.full_block_cnt.flatten().tolist()) == {4}
+
+    found = options("local:40")
+    code, bits = found["aux_tensors"]
+    assert found["mask_mod"] == (32, 32, False, False)
+    q, k = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
+    word = bits[code[0, 0, q // 32, k // 32].long(), q % 32, k % 32 // 32]
+    assert torch.equal((word >> (k % 32) & 1).bool(), (q - k).abs() <= 40)
