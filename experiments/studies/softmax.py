@@ -159,7 +159,7 @@ def error(algorithm: str, result: Result, x: Tensor, k: int) -> float:
 def softmax(x: Tensor, y: Tensor, *, online: bool) -> Tensor:
     """Write the softmax of the rows of x (batch, vocabulary), float32, into y."""
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        _softmax[(len(x),)](x, y, x.shape[1], ONLINE=online, **_tile(x))
+        _softmax_kernel[(len(x),)](x, y, x.shape[1], ONLINE=online, **_tile(x))
     return y
 
 
@@ -173,7 +173,7 @@ def top_k(x: Tensor, k: int, kind: str) -> tuple[Tensor, Tensor]:
     indices = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
     slots = triton.next_power_of_2(k)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        _top_k[(len(x),)](
+        _top_k_kernel[(len(x),)](
             x, values, indices, x.shape[1], KIND=kind, K=k, SLOTS=slots, **_tile(x)
         )  # fmt: skip
     return values, indices
@@ -207,7 +207,7 @@ def _online_step(x, top, m, total):
 
 
 @triton.jit
-def _softmax(X, Y, vocabulary, ONLINE: tl.constexpr, BLOCK: tl.constexpr):
+def _softmax_kernel(X, Y, vocabulary, ONLINE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * vocabulary
     X += row
     total = tl.zeros((BLOCK,), tl.float32)
@@ -244,7 +244,7 @@ def _insert(x, top, start, values, indices, SLOTS: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def _top_k(
+def _top_k_kernel(
     X, Values, Indices, vocabulary, KIND: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip

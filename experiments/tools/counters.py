@@ -40,7 +40,8 @@ def main(words: list[str]) -> None:
     options: dict[str, Any] = {"provider": "hopper", "direction": "forward", "mask": "dense"}
     options |= {name: yaml.safe_load(value) for name, value in (w.split("=", 1) for w in words)}
     provider, direction = options.pop("provider"), options.pop("direction")
-    case = make_grid("cuda", **{k: as_list(v) if k in LISTS else v for k, v in options.items()})[0]
+    options |= {name: as_list(options[name]) for name in LISTS if name in options}
+    case = make_grid("cuda", **options)[0]
     task = {"case": asdict(case), "provider": provider, "direction": direction}
     kernels = under_ncu("experiments.tools.counters", task, metrics(ncu()))
     print(f"{provider} {direction} {case}")

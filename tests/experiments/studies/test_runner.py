@@ -137,7 +137,7 @@ def test_rows_say_where_they_come_from(toy):
     [
         ("name=decod", "did you mean decode"),
         ("name=decode lengts=[64]", "lengts"),
-        ("name=decode rounds=x", "'x' .*rounds"),
+        ("name=decode rounds=x", "rounds=x: .*Integer"),
         ("name=decode rows=a.csv", "give a path that ends in .jsonl"),
         ("name=decode measure=false rows=none.jsonl", "none.jsonl"),
         ("name=decode device=gpu", "device='gpu'"),
