@@ -179,7 +179,8 @@ def help_text(name: str, command: str, about: str | None, options: Any) -> str:
 
 def _groups(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (group=default, its choices) for the groups that are folders of conf."""
-    found: Any = OmegaConf.load(path).get("defaults") if path.exists() else ()
+    loaded: Any = OmegaConf.load(path) if path.exists() else {}
+    found = loaded.get("defaults", ())
     pairs = (pair for each in found if not isinstance(each, str) for pair in each.items())
     for group, default in pairs:
         if (CONF / str(group)).is_dir():

@@ -135,7 +135,7 @@ class Setting:
 
     def make(self, device: torch.device) -> Attention:
         """Return the attention as a module on the device, in training mode."""
-        sizes = {"heads": self.heads, "head_dim": self.head_dim, "length": self.n}
+        sizes: dict[str, Any] = {"heads": self.heads, "head_dim": self.head_dim, "length": self.n}
         sizes |= {"dropout": self.dropout, "causal": self.causal}
         if self.about.kind == "sdpa":
             made = Sdpa(kernel=self.about.kernel, **sizes)
