@@ -15,6 +15,7 @@ Hydra refuses unknown options and values of another type, `check` values out of 
 line that names the option, the value and the remedy.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
@@ -22,12 +23,15 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_module
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+try:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+except ModuleNotFoundError as error:
+    sys.exit(f"error: no module {error.name}: pip install 'sparseflash[experiments]'")
 
 from experiments.common.checks import as_list, choose
 

@@ -10,7 +10,7 @@ from experiments.common.figures import RC
 from experiments.tools import gallery
 
 EXAMPLES = [example for examples in gallery.sections().values() for example in examples]
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_writes_page_and_pictures(tmp_path: Path, coarse_figures, monkeypatch):
@@ -38,4 +38,4 @@ def test_options_and_other_folders_are_refused(tmp_path, run_program, monkeypatc
         ([], tmp_path, "error: no folder docs here"),
     ):
         monkeypatch.chdir(where)
-        assert run_program("gallery", *words)[0].startswith(error)
+        assert run_program("tools.gallery", *words)[0].startswith(error)
