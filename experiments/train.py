@@ -16,7 +16,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from experiments.common.program import program
-from experiments.lra.run import train
 from experiments.lra.settings import TrainOptions, make_settings
 from experiments.training.clock import Interrupted
 from experiments.training.distributed import leave
@@ -24,6 +23,8 @@ from experiments.training.distributed import leave
 
 @program("train", TrainOptions, made=False)
 def main(options: dict[str, Any], command: str) -> None:
+    from experiments.lra.run import train  # imports torch._dynamo, which help does not need
+
     given = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         print(f"\n== {' '.join(given)}", file=sys.stderr, flush=True)

@@ -44,7 +44,7 @@ def load(
         limit: the first examples of each split only.
     """
     length = task.padded_length(max_length)
-    if not 0 <= held_out < 1:
+    if not isinstance(held_out, int | float) or not 0 <= held_out < 1:
         raise ValueError(f"held_out={held_out}: give a share from 0 to below 1")
     one_file = task.find(data_dir, CSV) if task.find(data_dir, FOLDER) is None else None
     data = csv_reviews(one_file, cache_dir) if one_file else reviews(data_dir, cache_dir)

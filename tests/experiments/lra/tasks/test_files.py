@@ -177,7 +177,6 @@ def test_packages_of_this_machine_are_named_with_their_versions(tmp_path):
         ({"length": "all"}, "length='all'"),
         ({"labels": 1}, "labels=1: give a whole number, at least 2"),
         ({"per_label": 7}, "per_label=7: give a whole number, at least 8"),
-        ({"folder": 0}, "folder=0: give a path"),
         ({"folder": "/nowhere"}, "folder=/nowhere is not a folder"),
     ],
 )
