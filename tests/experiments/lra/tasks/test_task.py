@@ -74,7 +74,7 @@ def test_a_task_of_ones_own_is_registered(tmp_path, monkeypatch):
         ("text", {"limit": "5"}, "limit='5': give a number"),
         ("text", {"max_length": 0}, "max_length=0"),
         ("text", {"held_out": 1.0}, r"held_out=1.0"),
-        ("text", {"held_out": "10%"}, "held_out='10%': give a number from 0 to below 1"),
+        ("text", {"held_out": "10%"}, "held_out=10%"),
         ("image", {"order": 8}, "order=8: choose from row"),
         ("image", {"order": "spiral"}, "order='spiral': choose from row"),
         ("image", {"order": "tiles:x"}, "order='tiles:x'"),
