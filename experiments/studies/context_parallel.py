@@ -37,7 +37,7 @@ from experiments.bench.gate import Gate
 from experiments.bench.timing import MIB
 from experiments.common.devices import find_device
 from experiments.common.rows import OK, Row, Rows, found, last_versions
-from experiments.common.tables import markdown, short
+from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import runner
 from experiments.studies.runner import choices, free, why
 from masks import interop
@@ -163,13 +163,30 @@ def _rank(rank: int, port: int, kind: str, options: Options, todo: list[Any]) ->
             except Exception as error:  # one failure is a result, not the end of the run
                 made = [{"direction": d, "status": why(error)} for d in DIRECTIONS]
             free(device)
-            for row in made if rows else []:
+            for row in made:
+                if rows is None:
+                    break
                 row = {**facts, "provider": name, "density": case.density, **row}
                 rows.append(row)
                 ms = f"{row['ms_median']:.4g} ms" if row["status"] == OK else row["status"]
                 print(f"{case.heads}:{case.kv_heads} {case.n_q} {case.mask[:30]:30}", end="  ")
                 print(f"{name:6} {row['direction']:8} {ms}", flush=True)
     dist.destroy_process_group()
+
+
+class Gathered:
+    """A tensor whose tokens lie on all ranks; some heads of it are fetched when they are read.
+
+    Every rank reads the same.
+    """
+
+    def __init__(self, x: Tensor, plan: ContextParallel | None):
+        self.x, self.plan = x, plan
+
+    def __getitem__(self, at: tuple[Any, ...]) -> Tensor:
+        own = self.x[at[:2]]
+        whole = own if self.plan is None else self.plan.unshard(own, -2)
+        return whole if len(at) == 2 else whole[..., at[2], :]
 
 
 class Measured:
@@ -218,11 +235,10 @@ class Measured:
         if plan is not None or dist.get_rank() == 0:
             out = call(q, k, v)
             grads = torch.autograd.grad(out, (q, k, v), self._own(plan, gate.dout))
-            results = [x if plan is None else plan.unshard(x, 2) for x in (out.detach(), *grads)]
-            if dist.get_rank() == 0:
-                errors = gate.forward_error(results[0]), gate.backward_error(*results[1:])
-                error += max(errors)
-        dist.all_reduce(error)
+            found = [Gathered(x, plan) for x in (out.detach(), *grads)]
+            error += max(gate.forward_error(found[0]), gate.backward_error(*found[1:]))  # type: ignore[arg-type]
+        dist.all_reduce(error, dist.ReduceOp.MAX)
+        vars(gate).pop("dout", None)  # as large as out
         return error.item()
 
     def _timed(self, call: Any, plan: ContextParallel | None) -> dict[str, Row]:
@@ -335,7 +351,10 @@ class Measured:
         torch._dynamo.reset()
         config.donated_buffer = False
         compiled: Any = torch.compile(flex_attention, dynamic=False)
-        gqa, group = self.case.heads != self.case.kv_heads, dist.group.WORLD.group_name
+        gqa, group = (
+            self.case.heads != self.case.kv_heads,
+            dist.distributed_c10d._get_default_group().group_name,
+        )
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             k, v = flex_cp_allgather(k, v, 2, group)
@@ -409,4 +428,5 @@ def _table(by_mask: dict[str, dict[str, Any]]) -> str:
             short((mine.get("peak_mib") or 0.0) / 1024), short(mine.get("plan_ms")),
             *(over(total(p), ours) for p in PROVIDERS[1:4]),
         ])  # fmt: skip
-    return markdown([head, *lines])
+    kept = [i for i in range(len(head)) if any(line[i] not in ("", "0", MISSING) for line in lines)]
+    return markdown([[line[i] for i in kept] for line in [head, *lines]])

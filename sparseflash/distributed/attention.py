@@ -98,11 +98,11 @@ def _forward(q, k, v, sink, plan, scale, softcap, deterministic, backend):
         coming = cp.count(keys.send(_rowwise(k), _rowwise(v), group=group))
     if queries:
         visiting = cp.count(queries.send(_rowwise(q), group=group))
-    own = k, v
+    own_k, own_v = k, v
     if part.together:
         fetched = keys.place(coming.wait())
-        own = _joined(keys, k, v, fetched)
-    out, lse = _part(q, *own, part.local, options)
+        own_k, own_v = _joined(keys, k, v, fetched)
+    out, lse = _part(q, own_k, own_v, part.local, options)
     if queries:
         guests = queries.place(visiting.wait())
         found = _part(units.tensor(guests), k, v, part.guests, options)
@@ -132,19 +132,22 @@ def _backward(
     options = _options(scale, softcap, deterministic, backend)
     keys, queries = cp.transfers(q.device)
     dout = _rowwise(dout)
-    whole, rest = (dout, dlse), (out, lse)
+    dq = dk = dv = dq2 = dk2 = dv2 = far = rows = None
     if queries:
-        visiting = cp.count(queries.send_packed(_of_guests(queries, *rest, *whole), group))
+        visiting = cp.count(queries.send_packed(_of_guests(queries, out, lse, dout, dlse), group))
     if keys:
         if part.together:
             own = _joined(keys, k, v, fetched)
-            dq, *dkv = _part_backward(*whole, q, *own, *rest, part.local, options)
-            far = keys.behind.pack(*dkv)
-            dk, dv = (t[:, :, : k.shape[2]] for t in dkv)
+            found = _part_backward(dout, dlse, q, own[0], own[1], out, lse, part.local, options)
+            far = keys.behind.pack(*found[1:])
+            dq, dk, dv = found[0], *(t[:, :, : k.shape[2]] for t in found[1:])
         else:
-            far, rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
-            call = [_rows(t, rows) for t in (*whole, q, *rest)]
-            dq2, *far = _part_backward(*call[:3], *far, *call[3:], part.remote, options)
+            rows = cp.far(q.device)
+            come_k, come_v = _fetched(units, fetched, q.shape[3])
+            dq2, *far = _part_backward(
+                _rows(dout, rows), _rows(dlse, rows), _rows(q, rows), come_k, come_v,
+                _rows(out, rows), _rows(lse, rows), part.remote, options,
+            )  # fmt: skip
             far = torch.cat([units.of(t).flatten(0, 2) for t in far], -1)
         if cp.early:
             home = cp.count(keys.send_back(far, group))
@@ -154,19 +157,17 @@ def _backward(
         glse, gdelta = _from_dtype(lse.dtype, come[..., v.shape[3] :])
         gq = units.tensor(guests)
         zero = torch.zeros_like(gdout)  # delta comes in as -dlse
-        call = gdout, -gdelta, gq, k, v, zero, glse, part.guests, options
-        gdq, dk2, dv2 = _part_backward(*call)
+        gdq, dk2, dv2 = _part_backward(gdout, -gdelta, gq, k, v, zero, glse, part.guests, options)
         returning = cp.count(queries.send_back(units.of(gdq).flatten(0, 2), group))
     if not part.together:
-        dq, dk, dv = _part_backward(*whole, q, k, v, *rest, part.local, options)
-        if keys and rows is not None:
+        dq, dk, dv = _part_backward(dout, dlse, q, k, v, out, lse, part.local, options)
+        if rows is not None:
             rows.add(dq, dq2)
-        elif keys:
-            dq = dq + dq2
+        else:
+            dq = _sum(dq, dq2)
     if keys and not cp.early:
         home = cp.count(keys.send_back(far, group))
-    if queries:
-        dk, dv = dk + dk2, dv + dv2
+    dk, dv = _sum(dk, dk2), _sum(dv, dv2)
     if keys:
         keys.add((dk, dv), home.wait())
     if queries:
@@ -176,7 +177,7 @@ def _backward(
         delta = _delta(dout, out, lse, dlse)
         probability = (sink[:, None].to(lse.dtype) - lse).exp()
         dsink = -(probability * delta).sum((0, 2)).to(sink.dtype)
-    pairs = (q, dq), (k, dk), (v, dv)
+    pairs: Any = ((q, dq), (k, dk), (v, dv))
     return *(_laid_out(torch.empty_like(x), dx) for x, dx in pairs), dsink
 
 
@@ -223,6 +224,10 @@ def _with_numbers(units: Any, out: Tensor, lse: Tensor) -> Tensor:
     """Return units of out with the LSE behind it."""
     both = out, lse.unsqueeze(-1).view(out.dtype)  # the same bits
     return torch.cat([units.of(t).flatten(0, 2) for t in both], -1)
+
+
+def _sum(x: Any, other: Tensor | None) -> Any:
+    return x if other is None else x + other
 
 
 def _rows(x: Tensor | None, rows: Any) -> Any:

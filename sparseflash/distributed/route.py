@@ -79,8 +79,7 @@ def part_of(
     def part(kept: Bools, rows: Ints, cols: Ints, n_q: int, n_k: int, whole: bool):
         if not kept.any():
             return None
-        at = np.flatnonzero(kept)
-        inner, u = blocks.where(at), unit[at]
+        inner, u = blocks.where(kept), unit[kept]
         cut = None if whole else width[inner.col]
         inner = inner._replace(row=rows[u, inner.row], col=cols[u, inner.col])
         return BlockMask(*moved(mask, inner, n_q, n_k, cut))

@@ -203,11 +203,11 @@ def test_kernels_pack_add_and_merge_as_torch_does(n, monkeypatch):
     other_lse[1, 1, :9] = -torch.inf
 
     def results():
-        given = [t.clone() for t in (x, y, x, out, lse)]
+        given: Any = [t.clone() for t in (x, y, x, out, lse)]
         packed, taken = sent.pack(x, y), rows.take(x)
         transfer.add(given[:2], come)
         rows.add(given[2], taken)
-        operators._merge(*given[3:], other, other_lse, rows)
+        operators._merge(given[3], given[4], other, other_lse, rows)
         joined = operators._joined(transfer, x, y, packed[: transfer.units])
         return packed, taken, *given, *joined, transfer.behind.pack(*joined)
 
