@@ -101,16 +101,19 @@ def settle(
 
     `look` gets one block of each kind, ascending, in chunks.
     """
-    found = []
+    found, seen, looked = [], np.zeros(0, np.int64), np.zeros(0, decided.dtype)
     for here, first, count in _portions(placed.runs, grid):
         known = placed.runs.codes[here]
         x, codes = rl.ranges(placed.runs.starts[here] + first, count), decided[known]
         codes = codes if len(x) == len(codes) else np.repeat(codes, count)
         if len(at := np.flatnonzero(np.repeat(known == rl.MIXED, count))):
-            blocks = x[at] if len(at) < len(x) else x
+            blocks = np.append(seen, x[at])
             _, row, col = grid.split(blocks)
             first, group = _groups([grid.cut(row, col), *placed.signature(blocks)])
-            codes[at] = look(blocks[first])[group]
+            looked = np.append(looked, look(blocks[first[len(seen) :]]))
+            codes[at] = looked[group[len(seen) :]]
+            few = len(first) if 4 * len(first) < len(at) else 0
+            seen, looked = blocks[first[:few]], looked[:few]
         found.append(rl.joined(x, codes))
     return rl.concatenated(found)
 

@@ -145,15 +145,16 @@ class Copies:
         s, row = quotient(line, grid.rows)
         at, profile = rank[row], s * kinds + self.kind[row]
         first, stop = np.maximum(first - move[at], begin[at]), np.minimum(stop - move[at], end[at])
-        kept = np.flatnonzero(first < stop)
-        kept = kept[np.lexsort((first[kept], profile[kept]))]
-        profile, first, code = profile[kept], first[kept], code[kept]
-        new = np.append(True, (profile[1:] != profile[:-1]) | (code[1:] != code[:-1]))
-        profile, first, code = profile[new], first[new], code[new]
         # One sorted key for the places of all profiles.
         lowest = -int(self.move.max()) - 1
         width = int(self.move.max()) - int(self.move.min()) + grid.cols + 2
         key = profile * width + first - lowest
+        kept = np.flatnonzero(first < stop)
+        kept = kept[np.argsort(key[kept], kind="stable")]
+        profile, code = profile[kept], code[kept]
+        new = np.append(True, (profile[1:] != profile[:-1]) | (code[1:] != code[:-1]))
+        kept, code = kept[new], code[new]
+        key, first = key[kept], first[kept]
         wanted = np.arange(grid.slices)[:, None] * kinds + self.kind
         wanted = (wanted * width - lowest - self.move).ravel()
         low = np.searchsorted(key, wanted + self.head, "right") - 1

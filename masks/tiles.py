@@ -19,7 +19,7 @@ from masks.types import BlockData
 
 Words = NDArray[np.uint32]
 
-CODES_AT_ONCE = 1 << 20  # bounds the memory for their order
+CODES_AT_ONCE = 1 << 17  # arrays that stay in cache
 PAIRS_AT_ONCE = 1 << 20  # bounds the memory for tiles that are not packed
 
 

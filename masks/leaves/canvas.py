@@ -18,6 +18,8 @@ from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
 from masks.types import Repeats
 
 LINES_AT_ONCE = 1 << 20  # bounds the memory of `runs`
+TOKENS_AT_ONCE = 1 << 16  # arrays that stay in cache, where larger ones pay for new pages
+BLOCKS_AT_ONCE = 512
 
 
 class Window(NamedTuple):
@@ -120,18 +122,29 @@ class OnCanvas(Leaf):
         Outer is the box (low, high) around all windows of the row's queries, and inner the box that
         all of them share, both clipped to the canvas; keys of outer come in steps.
         """
-        begin, end = int(grid.q_first[0]), int(grid.q_last[-1]) + 1
-        lowest = partial(np.minimum.reduceat, indices=grid.q_first - begin)
-        highest = partial(np.maximum.reduceat, indices=grid.q_first - begin)
         columns = []
-        places = self._coordinates(np.arange(begin, end) if q is None else q[begin:end])
-        for place, window, extent in zip(places, self.windows, self.canvas, strict=True):
-            low = np.maximum(window.first, 0)[place]
-            high = np.minimum(window.last, extent - 1)[place]
-            steps = np.where(lowest(place) == highest(place), window.step, 1)
-            columns.append([lowest(low), highest(high), highest(low), lowest(high), steps])
-        low, high, shared_low, shared_high, steps = np.stack(columns, axis=-1)
+        for first, place in self._portions(grid.q_first, int(grid.q_last[-1]) + 1, q):
+            lowest, highest = (partial(f.reduceat, indices=first) for f in (np.minimum, np.maximum))
+            part = []
+            for at, window, extent in zip(place, self.windows, self.canvas, strict=True):
+                low = np.maximum(window.first, 0)[at]
+                high = np.minimum(window.last, extent - 1)[at]
+                steps = np.where(lowest(at) == highest(at), window.step, 1)
+                part.append([lowest(low), highest(high), highest(low), lowest(high), steps])
+            columns.append(np.stack(part, axis=-1))
+        low, high, shared_low, shared_high, steps = np.concatenate(columns, axis=1)
         return (low, high), (shared_low, shared_high), steps
+
+    def _portions(
+        self, first: Ints, stop: int, order: Ints | None
+    ) -> Iterator[tuple[Ints, list[Ints]]]:
+        """(first, places) of some blocks after the other: where each begins among the places."""
+        bounds = np.append(first, stop)
+        step = max(1, TOKENS_AT_ONCE * len(first) // (stop - int(first[0])))
+        for at in range(0, len(first), step):
+            begin, end = int(bounds[at]), int(bounds[min(at + step, len(first))])
+            token = np.arange(begin, end) if order is None else order[begin:end]
+            yield first[at : at + step] - begin, self._coordinates(token)
 
     def _columns(
         self, grid: Grid, low: Ints, high: Ints, steps: Ints, *, touched: bool
@@ -169,10 +182,11 @@ class OnCanvas(Leaf):
         """
         self._check(grid)
         (low, high), (shared_low, shared_high), _ = self._boxes(grid, q)
-        begin, end = int(grid.k_first[0]), int(grid.k_last[-1]) + 1
-        places = np.stack(self._coordinates(k[begin:end]))  # (axes, keys)
-        first = np.minimum.reduceat(places, grid.k_first - begin, axis=1)
-        last = np.maximum.reduceat(places, grid.k_first - begin, axis=1)
+        extremes = [
+            [[f.reduceat(at, begins) for at in places] for f in (np.minimum, np.maximum)]
+            for begins, places in self._portions(grid.k_first, int(grid.k_last[-1]) + 1, k)
+        ]
+        first, last = np.concatenate(extremes, axis=2)  # (axes, blocks) each
         # Of squares of 1, 2, 4, .. blocks: the boxes around what they touch, and within what fills.
         count = max(grid.rows, grid.cols).bit_length() + 1
         least = [_levels(box, np.minimum, count) for box in (low.T, shared_high.T, first)]
@@ -206,24 +220,32 @@ class OnCanvas(Leaf):
         """
         rows, i = np.unique(row, return_inverse=True)
         cols, j = np.unique(col, return_inverse=True)
-        at_q = grid.q_token(rows)[:, None] + np.arange(grid.block_q)
-        at_k = grid.k_token(cols)[:, None] + np.arange(grid.block_k)
-        at_q, at_k = np.clip(at_q, 0, grid.n_q - 1), np.clip(at_k, 0, grid.n_k - 1)
-        at_q, at_k = at_q if q is None else q[at_q], at_k if k is None else k[at_k]
-        queries = list(zip(self._coordinates(at_q), self.windows, strict=True))
-        first = np.stack([window.first.astype(np.int32)[place] for place, window in queries])
-        last = np.stack([window.last.astype(np.int32)[place] for place, window in queries])
-        places = np.stack([place.astype(np.int32) for place in self._coordinates(at_k)])
-        origin_q, origin_k = first[:, :, :1], places[:, :, :1]  # (axes, rows or cols, 1)
-        kinds_q = _kinds(np.concatenate([first - origin_q, last - origin_q]).swapaxes(0, 1))
-        kinds_k = _kinds((places - origin_k).swapaxes(0, 1))
+        axes = len(self.canvas)
+        content_q = np.empty((len(rows), 2 * axes, grid.block_q), np.int32)
+        content_k = np.empty((len(cols), axes, grid.block_k), np.int32)
+        for begin in range(0, max(len(rows), len(cols)), BLOCKS_AT_ONCE):
+            part = slice(begin, begin + BLOCKS_AT_ONCE)
+            at = grid.q_token(rows[part])[:, None] + np.arange(grid.block_q)
+            at = np.clip(at, 0, grid.n_q - 1)
+            places = self._coordinates(at if q is None else q[at])
+            for axis, (place, window) in enumerate(zip(places, self.windows, strict=True)):
+                content_q[part, axis] = window.first[place]
+                content_q[part, axes + axis] = window.last[place]
+            at = grid.k_token(cols[part])[:, None] + np.arange(grid.block_k)
+            at = np.clip(at, 0, grid.n_k - 1)
+            for axis, place in enumerate(self._coordinates(at if k is None else k[at])):
+                content_k[part, axis] = place
+        first, last = content_q[:, :axes], content_q[:, axes:]
+        # Of no matter along an axis whose keys are all in the windows.
+        extents = np.array(self.canvas)
+        whole = (first.max(axis=2) <= 0) & (last.min(axis=2) >= extents - 1) & self._fills
+        origin_q, origin_k = first[:, :, 0].astype(np.int64), content_k[:, :, 0].astype(np.int64)
+        content_q -= np.tile(first[:, :, :1], (1, 2, 1))
+        content_k -= content_k[:, :, :1].copy()
+        kinds_q, kinds_k = _kinds(content_q), _kinds(content_k)
 
         number = kinds_q[i] * len(cols) + kinds_k[j]
-        differences = origin_q[:, i, 0] - origin_k[:, j, 0].astype(np.int64)
-        if self._fills:  # of no matter along an axis whose keys are all in the windows
-            extents = np.array(self.canvas)[:, None]
-            whole = (first.max(axis=2) <= 0) & (last.min(axis=2) >= extents - 1)
-            differences = np.where(whole[:, i], 0, differences)
+        differences = np.where(whole[i], 0, origin_q[i] - origin_k[j]).T
         for difference in differences:
             low = difference.min()
             number = number * (difference.max() - low + 1) + difference - low

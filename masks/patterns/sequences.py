@@ -19,6 +19,8 @@ from masks.runs import Bools, Grid, Ints, Runs, expand
 __all__ = ["hstu", "prefix_tree"]
 SECTION = "Segments"  # of the gallery
 
+BLOCKS_AT_ONCE = 512  # arrays that stay in cache
+
 
 @pattern(
     Example(
@@ -176,6 +178,21 @@ def _cover(what: str, n: int, grid: Grid) -> None:
         )
 
 
+def _alike(ends: tuple[Ints, ...], s: Ints, token: Ints, block: int, at: Ints, size: int) -> Ints:
+    """(T,) numbers, equal where the ends of the `block` tokens from token[t] on have equal places
+    among the `size` tokens from at[t] on, and the diagonal too.
+    """
+    content = np.empty((len(s), len(ends) * block + 1), np.int16)
+    content[:, -1] = np.clip(token - at, -max(size, block), max(size, block))
+    for begin in range(0, len(s), BLOCKS_AT_ONCE):
+        part = slice(begin, begin + BLOCKS_AT_ONCE)
+        tokens = np.clip(token[part, None] + np.arange(block), 0, ends[0].shape[1] - 1)
+        for i, end in enumerate(ends):
+            inside = content[part, i * block : (i + 1) * block]
+            inside[:] = np.clip(end[s[part, None], tokens] - at[part, None], 0, size)
+    return row_numbers(content)
+
+
 class PrefixTree(Leaf):
     stop: Ints  # (batch entries, n): key k is seen by the queries k <= q < stop[b, k]
     batch: int | None
@@ -212,11 +229,9 @@ class PrefixTree(Leaf):
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         # The last query of every key, and the diagonal, as far as they lie in the block.
-        q, k = grid.q_token(row)[:, None], grid.k_token(col)[:, None]
-        keys = np.clip(k + np.arange(grid.block_k), 0, grid.n_k - 1)
-        content = np.clip(self.stop[s[:, None], keys] - q, 0, grid.block_q)
-        diagonal = np.clip(q - k, -grid.block_q, grid.block_k)
-        return row_numbers(np.append(content, diagonal, axis=1).astype(np.int16))
+        q, k = grid.q_token(row), grid.k_token(col)
+        ends = (self.stop[:, : grid.n_k],)
+        return _alike(ends, s, k, grid.block_k, q, grid.block_q)
 
 
 class Hstu(Leaf):
@@ -247,8 +262,6 @@ class Hstu(Leaf):
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         # Where the keys of every query begin and end, and the diagonal, as far as in the block.
-        q, k = grid.q_token(row)[:, None], grid.k_token(col)[:, None]
-        queries = s[:, None], np.clip(q + np.arange(grid.block_q), 0, grid.n_q - 1)
-        ends = [np.clip(end[queries] - k, 0, grid.block_k) for end in (self.first, self.stop)]
-        diagonal = np.clip(q - k, -grid.block_q, grid.block_k)
-        return row_numbers(np.concatenate([*ends, diagonal], axis=1).astype(np.int16))
+        q, k = grid.q_token(row), grid.k_token(col)
+        ends = self.first[:, : grid.n_q], self.stop[:, : grid.n_q]
+        return _alike(ends, s, q, grid.block_q, k, grid.block_k)

@@ -137,12 +137,12 @@ class Radial(Leaf):
         more = (k_frame - first).astype(np.int16)
         apart, count = q_frame - first, int(more.max(initial=0)) + 1
         widths = np.minimum(self._width(apart - np.arange(count)), self.tokens).astype(np.int16)
-        steps = np.diff(widths, axis=2, prepend=np.int16(0))
-        width = steps[:, :, :1] * (more >= 0)
-        for i in range(1, count):
-            width += steps[:, :, i : i + 1] * (more >= i)
         apart = q_place - k_place
-        return np.abs(apart, out=apart) < width
+        np.abs(apart, out=apart)
+        allowed = apart < widths[:, :, :1]
+        for i in range(1, count):
+            np.less(apart, widths[:, :, i : i + 1], out=allowed, where=more == i)
+        return allowed
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         # Where the first frames end in the block; and for pairs of its frames so much further apart
