@@ -37,7 +37,7 @@ def blocks_of(mask: BlockMask) -> Blocks:
 
 def moved(
     mask: BlockMask, blocks: Blocks, n_q: int, n_k: int, cut: Ints | None = None,
-    heads: int | None = None,
+    slices: tuple[int, int] | None = None,
 ) -> BlockData:  # fmt: skip
     """Return the mask of n_q queries and n_k keys that has the blocks of `mask` in new places.
 
@@ -46,7 +46,7 @@ def moved(
         n_q, n_k: tokens. A block that the new end cuts must have been cut so before.
         cut: (nnz,), how many of its keys a block has; all of them where None. A full block with
             fewer keys becomes a partial one, so that it may lie anywhere.
-        heads: of the new mask, which the slices of the blocks number; as many by default.
+        slices: (batch, heads) of the new mask, whose slices the blocks have; as before by default.
     """
     block_q, block_k = mask.block_size
     rows, cols = -(-n_q // block_q), -(-n_k // block_k)
@@ -65,12 +65,12 @@ def moved(
     stop = np.append(x[first[1:] - 1], x[-1:]) + 1  # runs of neighbours with equal tiles
     x, tile = x[first], tile[first]
     bits, tile = _renumbered(bits, tile)
-    heads = heads or mask.heads
-    size = mask.batch * heads * rows * cols
+    batch, heads = slices or (mask.batch, mask.heads)
+    size = batch * heads * rows * cols
     starts = np.append(0, np.stack([x, stop], axis=1))
     codes = np.append(EMPTY, np.stack([tile, np.full_like(tile, EMPTY)], axis=1))
     starts, codes = compact(starts, codes.astype(np.int32), size)
-    return BlockData(n_q, n_k, mask.block_size, mask.batch, heads, starts, codes, bits, "")
+    return BlockData(n_q, n_k, mask.block_size, batch, heads, starts, codes, bits, "")
 
 
 def take(mask: BlockMask, rows: ArrayLike, cols: ArrayLike) -> BlockData:

@@ -155,6 +155,7 @@ def attention(
         options = {"scale": as_float(scale), "terms": terms, "return_lse": return_lse}
         options |= {"deterministic": deterministic, "backend": backend, "dropout_p": dropout_p}
         options |= {"lengths": lengths, "starts": starts, "return_max_scores": return_max_scores}
+        options |= {"seed": seed}
         return mask.attend(q, k, v, attend=attention, **options)
     if isinstance(mask, Picks):
         given = lengths, starts, terms, dropout_p, return_max_scores, backend

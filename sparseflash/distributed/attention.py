@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from masks import BlockMask
 from sparseflash.backends.protocol import empty_out
@@ -22,24 +23,28 @@ from sparseflash.ops.attention import refuse_second_derivative
 
 PLANS: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
+TERMS = "Tensor? sink, Tensor? bias, Tensor? slopes"
 OPTIONS = "str plan, float? scale, float softcap, bool deterministic, str backend"
 torch.library.define(
     "sparseflash::context_forward",
-    f"(Tensor q, Tensor k, Tensor v, Tensor? sink, {OPTIONS})"
+    f"(Tensor q, Tensor k, Tensor v, {TERMS}, {OPTIONS})"
     " -> (Tensor out, Tensor lse, Tensor fetched, Tensor guests)",
 )
 torch.library.define(
     "sparseflash::context_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    f" Tensor fetched, Tensor guests, Tensor? sink, {OPTIONS})"
-    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+    f" Tensor fetched, Tensor guests, {TERMS}, {OPTIONS})"
+    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
 )
 
 
-def _options(scale: Any, softcap: float, deterministic: bool, backend: str) -> tuple[Any, ...]:
-    """Return what follows the mask in a call of our operators; without seed, sink and biases."""
-    seed_and_terms = (None,) * 4
-    return (None, None, *seed_and_terms, scale, 0.0, deterministic, backend, softcap, False, False)
+def _options(
+    bias: Any, slopes: Any, scale: Any, softcap: float, deterministic: bool, backend: str
+) -> tuple[Any, ...]:
+    """Return what follows the mask in a call of our operators; without seed and sink."""
+    tensors = None, None, None, None, bias, slopes
+    biased = bias is not None or slopes is not None
+    return (*tensors, scale, 0.0, deterministic, backend, softcap, biased, False)
 
 
 def _part(
@@ -55,12 +60,15 @@ def _part(
 def _part_backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     mask: BlockMask | None, options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v in one part, from the results of all keys."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Return the gradients of q, k, v and the bias in one part, from the results of all keys."""
+    bias = options[4]
     if mask is None:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        zeros = None if bias is None else torch.zeros_like(bias)
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), zeros
     call = dout, dlse, q, k, v, out, lse, mask.key
-    return torch.ops.sparseflash.backward(*call, *options)[:3]
+    found = torch.ops.sparseflash.backward(*call, *options)
+    return *found[:3], None if bias is None else found[4]
 
 
 def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, rows: Any) -> None:
@@ -87,11 +95,11 @@ def _merge_parts(both: list[Tensor], other: Tensor, other_lse: Tensor) -> None:
 
 
 @torch.library.impl("sparseflash::context_forward", ("CPU", "CUDA"))
-def _forward(q, k, v, sink, plan, scale, softcap, deterministic, backend):
+def _forward(q, k, v, sink, bias, slopes, plan, scale, softcap, deterministic, backend):
     cp = PLANS[plan]
     cp.agree(q, v, scale, softcap, deterministic)
     part, units, group = cp.part, cp.units, cp.group
-    options = _options(scale, softcap, deterministic, backend)
+    options = _options(bias, slopes, scale, softcap, deterministic, backend)
     keys, queries = cp.transfers(q.device)
     fetched = guests = q.new_empty(0)
     if keys:
@@ -112,7 +120,8 @@ def _forward(q, k, v, sink, plan, scale, softcap, deterministic, backend):
         fetched = keys.place(coming.wait())
         if part.remote is not None:
             far, rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
-            _merge(out, lse, *_part(_rows(q, rows), *far, part.remote, options), rows)
+            other = _part(_rows(q, rows, part.beyond), *far, part.remote, options)
+            _merge(out, lse, *(_tokens(x, q, rows) for x in other), rows)
     if queries:
         out, lse = _merge_results(out, lse, home.wait(), queries)
     if sink is not None:
@@ -124,30 +133,31 @@ def _forward(q, k, v, sink, plan, scale, softcap, deterministic, backend):
 
 @torch.library.impl("sparseflash::context_backward", ("CPU", "CUDA"))
 def _backward(
-    dout, dlse, q, k, v, out, lse, fetched, guests, sink, plan, scale, softcap, deterministic,
-    backend,
+    dout, dlse, q, k, v, out, lse, fetched, guests, sink, bias, slopes, plan, scale, softcap,
+    deterministic, backend,
 ):  # fmt: skip
     cp = PLANS[plan]
     part, units, group = cp.part, cp.units, cp.group
-    options = _options(scale, softcap, deterministic, backend)
+    options = _options(bias, slopes, scale, softcap, deterministic, backend)
     keys, queries = cp.transfers(q.device)
     dout = _rowwise(dout)
-    dq = dk = dv = dq2 = dk2 = dv2 = far = rows = None
+    dq = dk = dv = dbias = dq2 = dk2 = dv2 = dbias2 = far = rows = None
     if queries:
         visiting = cp.count(queries.send_packed(_of_guests(queries, out, lse, dout, dlse), group))
     if keys:
         if part.together:
             own = _joined(keys, k, v, fetched)
             found = _part_backward(dout, dlse, q, own[0], own[1], out, lse, part.local, options)
-            far = keys.behind.pack(*found[1:])
-            dq, dk, dv = found[0], *(t[:, :, : k.shape[2]] for t in found[1:])
+            far = keys.behind.pack(*found[1:3])
+            dq, dk, dv = found[0], *(t[:, :, : k.shape[2]] for t in found[1:3])
         else:
-            rows = cp.far(q.device)
+            rows, n = cp.far(q.device), part.beyond
             come_k, come_v = _fetched(units, fetched, q.shape[3])
-            dq2, *far = _part_backward(
-                _rows(dout, rows), _rows(dlse, rows), _rows(q, rows), come_k, come_v,
-                _rows(out, rows), _rows(lse, rows), part.remote, options,
+            dq2, *far, dbias2 = _part_backward(
+                _rows(dout, rows, n), _rows(dlse, rows, n), _rows(q, rows, n), come_k, come_v,
+                _rows(out, rows, n), _rows(lse, rows, n), part.remote, options,
             )  # fmt: skip
+            dq2 = _tokens(dq2, q, rows)
             far = torch.cat([units.of(t).flatten(0, 2) for t in far], -1)
         if cp.early:
             home = cp.count(keys.send_back(far, group))
@@ -157,10 +167,12 @@ def _backward(
         glse, gdelta = _from_dtype(lse.dtype, come[..., v.shape[3] :])
         gq = units.tensor(guests)
         zero = torch.zeros_like(gdout)  # delta comes in as -dlse
-        gdq, dk2, dv2 = _part_backward(gdout, -gdelta, gq, k, v, zero, glse, part.guests, options)
+        call = gdout, -gdelta, gq, k, v, zero, glse, part.guests, options
+        gdq, dk2, dv2, _ = _part_backward(*call)
         returning = cp.count(queries.send_back(units.of(gdq).flatten(0, 2), group))
     if not part.together:
-        dq, dk, dv = _part_backward(dout, dlse, q, k, v, out, lse, part.local, options)
+        dq, dk, dv, dbias = _part_backward(dout, dlse, q, k, v, out, lse, part.local, options)
+        dbias = _sum(dbias, dbias2)
         if rows is not None:
             rows.add(dq, dq2)
         else:
@@ -178,7 +190,8 @@ def _backward(
         probability = (sink[:, None].to(lse.dtype) - lse).exp()
         dsink = -(probability * delta).sum((0, 2)).to(sink.dtype)
     pairs: Any = ((q, dq), (k, dk), (v, dv))
-    return *(_laid_out(torch.empty_like(x), dx) for x, dx in pairs), dsink
+    dbias = lse.new_empty(0) if dbias is None else dbias
+    return *(_laid_out(torch.empty_like(x), dx) for x, dx in pairs), dsink, dbias
 
 
 def _laid_out(result: Tensor, x: Tensor) -> Tensor:
@@ -230,9 +243,16 @@ def _sum(x: Any, other: Tensor | None) -> Any:
     return x if other is None else x + other
 
 
-def _rows(x: Tensor | None, rows: Any) -> Any:
-    """Return the given tokens of x; all of them where rows is None."""
-    return x if x is None or rows is None else rows.take(x)
+def _rows(x: Tensor | None, rows: Any, beyond: int) -> Any:
+    """Return the given tokens of x; all of them where rows is None, and 0 for so many beyond."""
+    if x is None or rows is not None:
+        return x if x is None else rows.take(x)
+    return pad(x, (0, 0) * (x.ndim - 3) + (0, beyond)) if beyond else x
+
+
+def _tokens(x: Tensor, q: Tensor, rows: Any) -> Tensor:
+    """Return x without the tokens beyond those of q."""
+    return x[:, :, : q.shape[2]] if rows is None else x
 
 
 def _rowwise(x: Tensor) -> Tensor:
@@ -259,7 +279,7 @@ def _merge_results(out: Tensor, lse: Tensor, come: Tensor, queries: Any) -> tupl
 
 
 @torch.library.register_fake("sparseflash::context_forward")
-def _forward_fake(q, k, v, sink, plan, scale, softcap, deterministic, backend):
+def _forward_fake(q, k, v, sink, bias, slopes, plan, *options):
     cp = PLANS[plan]
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     (batch, heads), size = cp.part.slices, cp.size
@@ -275,27 +295,28 @@ def _forward_fake(q, k, v, sink, plan, scale, softcap, deterministic, backend):
 
 
 @torch.library.register_fake("sparseflash::context_backward")
-def _backward_fake(dout, dlse, q, k, v, out, lse, fetched, guests, sink, *options):
-    dsink = lse.new_empty(0) if sink is None else torch.empty_like(sink)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsink
+def _backward_fake(dout, dlse, q, k, v, out, lse, fetched, guests, sink, bias, *options):
+    terms = (lse.new_empty(0) if t is None else torch.empty_like(t) for t in (sink, bias))
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *terms
 
 
 def _save(ctx, inputs, output):
-    q, k, v, sink, *ctx.options = inputs
+    q, k, v, sink, bias, slopes, *ctx.options = inputs
     out, lse, fetched, guests = output
     ctx.mark_non_differentiable(fetched, guests)
-    ctx.save_for_backward(q, k, v, out, lse, fetched, guests, sink)
+    ctx.save_for_backward(q, k, v, out, lse, fetched, guests, sink, bias, slopes)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, dout, dlse, *_):
-    *saved, sink = ctx.saved_tensors
-    out = saved[3]
+    saved = ctx.saved_tensors
+    out, (sink, bias) = saved[3], saved[7:9]
     dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv, dsink = torch.ops.sparseflash.context_backward(
-        dout, dlse, *saved, sink, *ctx.options
+    *gradients, dsink, dbias = torch.ops.sparseflash.context_backward(
+        dout, dlse, *saved, *ctx.options
     )
-    return dq, dk, dv, None if sink is None else dsink, *(None for _ in ctx.options)
+    gradients += [None if sink is None else dsink, None if bias is None else dbias, None]
+    return *gradients, *(None for _ in ctx.options)
 
 
 torch.library.register_autograd("sparseflash::context_forward", _differentiate, setup_context=_save)

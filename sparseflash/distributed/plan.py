@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from masks import BlockMask, Mask, dense
+from masks import BlockMask, Mask, dense, documents
 from masks.analysis.partition import Partition
 from masks.checks import integer
 from masks.runs import Ints
@@ -20,11 +20,13 @@ from sparseflash.distributed import attention as operators
 from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
 from sparseflash.distributed.heads import by_heads, share_of_heads
 from sparseflash.distributed.route import part_of
+from sparseflash.lengths import check_bounds, real_tokens
 from sparseflash.select.base import Selector
-from sparseflash.terms import Terms
+from sparseflash.terms import Terms, term_options, term_tensors
 
 Route = Literal["auto", "blocks", "keys", "heads"]
 ROUTES = ("auto", "blocks", "keys", "heads")
+RECENT = 8  # plans for the lengths of a batch that are kept
 _numbers = itertools.count()
 
 
@@ -45,9 +47,12 @@ class ContextParallel:
         bytes_sent: by all calls of this rank so far, its own share included.
     """
 
-    def __init__(self, group: Any, mask: BlockMask, found: Partition, route: str):
+    def __init__(
+        self, group: Any, source: Mask | BlockMask, mask: BlockMask, found: Partition, route: str,
+        by_distance: bool = False,
+    ):  # fmt: skip
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
-        self.mask, self.partition, self.route = mask, found, route
+        self.source, self.mask, self.partition, self.route = source, mask, found, route
         self.n, self.size, self.owner = mask.n_q, mask.block_size[0], found.owner
         self.heads, self.kv_heads = found.sizes.heads, found.sizes.kv_heads
         self.bytes_sent, self._agreed = 0, False
@@ -55,6 +60,8 @@ class ContextParallel:
         # peer comes, a transfer holds multiprocessors, and ranks reach it at different times.
         self.early = found.transfer > 0.02 * found.compute
         self._others: dict[str, ContextParallel] = {}  # by the mask, for the same owners
+        self._within: dict[str, ContextParallel] = {}  # by the last lengths
+        self._by_distance: ContextParallel | None = None
         self._transfers: dict[torch.device, tuple[Transfer | None, Transfer | None]] = {}
         self._far: dict[torch.device, Rows | None] = {}
         width = np.minimum((np.arange(mask.rows) + 1) * self.size, self.n)
@@ -65,9 +72,13 @@ class ContextParallel:
         if route == "heads":
             self.share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
         else:
-            call = mask, self.owner, self.ranks, self.heads, self.kv_heads, route == "blocks"
-            found_part = part_of(self.rank, *call, found.together)
-            self.part, self.fetches, self.visits = found_part
+            call = mask, self.owner, self.ranks, self.heads, self.kv_heads
+            if by_distance:
+                call = *call, False, False, True
+            else:
+                call = *call, route == "blocks", found.together
+            self.part, *travels = part_of(self.rank, *call)
+            self.fetches, self.visits = travels
             self.units = Units(self.part.slices, self.size)
         operators.PLANS[self.key] = self
 
@@ -110,14 +121,49 @@ class ContextParallel:
         key = mask.key if isinstance(mask, Mask | BlockMask) else None
         if key is not None and key in self._others:
             return self._others[key]
-        blocks = _blocks(mask, self.n, self.size, self.heads)
-        found = blocks.partition(self.ranks, owner=self.owner, **self.partition.sizes._asdict())
-        made = ContextParallel(self.group, blocks, found, self.route)
-        _check_agreement(made)
+        made = self._of(mask)
         if key is not None:
             made._others = self._others
             self._others[key] = made
         return made
+
+    def _of(self, mask: Any) -> "ContextParallel":
+        source, blocks = _blocks(mask, self.n, self.size, self.heads)
+        found = blocks.partition(self.ranks, owner=self.owner, **self.partition.sizes._asdict())
+        made = ContextParallel(self.group, source, blocks, found, self.route)
+        _check_agreement(made)
+        return made
+
+    def within(self, lengths: Tensor, starts: Tensor | None) -> "ContextParallel":
+        """Return the plan for the tokens of each sequence from its start on, within its length."""
+        first = lengths * 0 if starts is None else torch.minimum(starts, lengths)
+        rows = list(zip(first.tolist(), lengths.tolist(), strict=True))
+        if isinstance(self.source, BlockMask):
+            raise ValueError(
+                "lengths and starts need the mask as an expression, and the plan has a BlockMask:"
+                " make it of a masks.Mask, or with route='heads'"
+            )
+        # queries, then keys of: before, within, and after; only what is within has both
+        q, k = ([(*(s, 0)[::i], e - s, *(self.n - e, 0)[::i]) for s, e in rows] for i in (1, -1))
+        mask = self.source & documents(q, k)
+        if mask.key not in self._within:
+            if len(self._within) == RECENT:
+                self._within.pop(next(iter(self._within)))
+            self._within[mask.key] = self._of(mask)
+        return self._within[mask.key]
+
+    def by_distance(self) -> "ContextParallel":
+        """Return the plan whose parts hold keys at their distances; keys travel, no queries."""
+        if np.count_nonzero(np.diff(self.owner)) != len(np.unique(self.owner)) - 1:
+            raise ValueError(
+                "terms has slopes or a bias, which go by distance, and the owners"
+                f" {self.partition.name!r} of the plan scatter the tokens: make it with"
+                " owner='contiguous' or route='heads'"
+            )
+        if self._by_distance is None:
+            call = self.group, self.source, self.mask, self.partition, self.route
+            self._by_distance = ContextParallel(*call, by_distance=True)
+        return self._by_distance
 
     def explain(self) -> str:
         """Return what each rank computes and sends, and how that compares with other ways."""
@@ -131,16 +177,11 @@ class ContextParallel:
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, terms: Any, attend: Any,
-        return_lse: bool, deterministic: bool, backend: str, **refused: Any,
+        lengths: Any, starts: Any, dropout_p: float, seed: int | Tensor | None,
+        return_lse: bool, return_max_scores: bool, deterministic: bool, backend: str,
     ) -> Any:  # fmt: skip
         """Run `sparseflash.attention`, which is `attend`, for the own queries over all keys."""
         check_tensors(q, k, v)
-        for name, value in refused.items():
-            if value is not None and value is not False and value != 0:
-                raise ValueError(
-                    f"{name} is {value!r}: attention over several ranks has none; "
-                    "with lengths, make the plan of a mask that leaves the padding out"
-                )
         wanted = (q.shape[1], k.shape[1], q.shape[2], k.shape[2])
         have = (self.heads, self.kv_heads, self.tokens, self.tokens)
         if wanted != have:
@@ -150,17 +191,32 @@ class ContextParallel:
             )
         if self.mask.batch not in (1, q.shape[0]):
             raise ValueError(f"q has batch {q.shape[0]}, the mask of the plan {self.mask.batch}")
+        term_options(terms)  # raises where it is something else
         terms = Terms() if terms is None else terms
-        if not isinstance(terms, Terms) or terms.bias is not None or terms.slopes is not None:
-            raise ValueError(
-                f"terms is {terms!r:.60}: attention over several ranks takes sinks and softcap only"
-            )
-        options: dict[str, Any] = {"scale": scale, "deterministic": deterministic}
-        options |= {"backend": backend}
         if self.route == "heads":
-            return by_heads(self, attend, q, k, v, terms, return_lse, options)
+            options = {"scale": scale, "deterministic": deterministic, "backend": backend}
+            options |= {"lengths": lengths, "starts": starts, "return_lse": return_lse}
+            options |= {"return_max_scores": return_max_scores}
+            return by_heads(self, attend, q, k, v, terms, dropout_p, seed, options)
+        for name, value in {"dropout_p": dropout_p, "return_max_scores": return_max_scores}.items():
+            if value:
+                raise ValueError(
+                    f"{name} is {value}, and blocks of tokens travel in this plan, which attention"
+                    " with it does not support: make the plan with route='heads'"
+                )
+        plan = self
+        bounded = lengths is not None or starts is not None
+        if bounded:
+            lengths, starts = check_bounds(lengths, starts, q.shape[0], self.n, q.device)
+            plan = plan.within(lengths, starts)
+        if terms.slopes is not None or terms.bias is not None:
+            plan = plan.by_distance()
         call = scale, float(terms.softcap or 0.0), deterministic, backend
-        out, lse, *_ = torch.ops.sparseflash.context_forward(q, k, v, terms.sink, self.key, *call)
+        tensors = term_tensors(terms, q, k, v)
+        out, lse, *_ = torch.ops.sparseflash.context_forward(q, k, v, *tensors, plan.key, *call)
+        if bounded:  # the LSE of padding is -inf, beside a sink as well
+            real = real_tokens(lengths, self.n, starts)[:, self.positions(q.device)]
+            lse = lse.masked_fill(~real[:, None], -torch.inf)
         return (out, lse) if return_lse else out
 
     def transfers(self, device: torch.device) -> tuple[Transfer | None, Transfer | None]:
@@ -240,7 +296,7 @@ def context_parallel(
     if route not in ROUTES:
         raise ValueError(f"route is {route!r}; choose one of {', '.join(ROUTES)}")
     ranks = dist.get_world_size(group)
-    blocks = _blocks(mask, n, block_size, heads)
+    source, blocks = _blocks(mask, n, block_size, heads)
     sizes: dict[str, Any] = {"head_dim": head_dim, "tflops": tflops, "gb_s": gb_s}
     sizes |= {"heads": heads, "kv_heads": kv_heads}
     found = blocks.partition(ranks, owner=owner, queries=route != "keys", **sizes)
@@ -249,13 +305,16 @@ def context_parallel(
         route = "heads" if heads_travel and found.sizes.kv_heads >= ranks else "blocks"
     if route == "heads" and found.sizes.kv_heads < ranks:
         raise ValueError(f"route='heads' needs a key head a rank: {found.sizes.kv_heads} < {ranks}")
-    made = ContextParallel(group, blocks, found, route)
+    made = ContextParallel(group, source, blocks, found, route)
     _check_agreement(made)
     return made
 
 
-def _blocks(mask: Any, n: int, block_size: int, heads: int | None) -> BlockMask:
-    mask = as_mask_or_selector(dense() if mask is None else mask)
+def _blocks(
+    mask: Any, n: int, block_size: int, heads: int | None
+) -> tuple[Mask | BlockMask, BlockMask]:
+    """Return a mask, as it was given and as blocks."""
+    mask = source = as_mask_or_selector(dense() if mask is None else mask)
     if isinstance(mask, Selector):
         raise ValueError(
             f"mask is {mask!r}: a selection is made of all queries and keys, which no rank has;"
@@ -267,7 +326,7 @@ def _blocks(mask: Any, n: int, block_size: int, heads: int | None) -> BlockMask:
         mask = mask.build(n, block_size=block_size, heads=heads if mask.per_head else None)
     if (mask.n_q, mask.n_k) != (n, n):
         raise ValueError(f"the mask is {mask.n_q} x {mask.n_k}, the sequence has {n} tokens")
-    return mask
+    return source, mask
 
 
 def _digest(cp: ContextParallel) -> str:

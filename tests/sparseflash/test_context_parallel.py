@@ -85,7 +85,10 @@ def on_ranks(world: int, body: Any, *arguments: Any) -> None:
 class Call:
     """The same inputs on every rank, and what one process gives."""
 
-    def __init__(self, n: int, heads: int, kv_heads: int, mask: Any, terms: bool, dtype: Any):
+    def __init__(
+        self, n: int, heads: int, kv_heads: int, mask: Any, dtype: Any, terms: Any = None,
+        **options: Any,
+    ):  # fmt: skip
         g = torch.Generator().manual_seed(n)
 
         def normal(*shape: int) -> torch.Tensor:
@@ -95,17 +98,21 @@ class Call:
             normal(BATCH, h, n, d) for h, d in ((heads, DIM), (kv_heads, DIM), (kv_heads, DIM_V))
         ]
         self.dout, self.dlse = normal(BATCH, heads, n, DIM_V), normal(BATCH, heads, n)
-        self.sink = normal(heads) if terms else None
-        self.softcap = 3.0 if terms else None
+        self.terms, self.options = terms or sparseflash.Terms(), options
         self.want = self.run(mask, *self.qkv, self.dout, self.dlse)
 
     def run(self, mask: Any, *given: torch.Tensor, **options: Any):
-        """Return out, LSE and the gradients of q, k, v and the sink."""
+        """Return out, LSE and the gradients of q, k, v, the sink and the bias."""
         q, k, v = (x.detach().requires_grad_() for x in given[:3])
         dout, dlse = given[3:]
-        sink = None if self.sink is None else self.sink.clone().requires_grad_()
-        terms = None if sink is None else sparseflash.Terms(sink=sink, softcap=self.softcap)
-        out, lse = sparseflash.attention(q, k, v, mask, terms=terms, return_lse=True, **options)
+        learnt = {
+            name: x.clone().requires_grad_()
+            for name in ("sink", "bias")
+            if (x := getattr(self.terms, name)) is not None
+        }
+        terms = self.terms._replace(**learnt)
+        options = {"return_lse": True, "terms": terms, **self.options, **options}
+        out, lse, *_ = cast(Any, sparseflash.attention)(q, k, v, mask, **options)
         seen = torch.where(lse == -torch.inf, 0.0, lse * dlse.to(lse.dtype))
         ((out * dout).sum() + seen.sum()).backward()
         return (
@@ -114,7 +121,7 @@ class Call:
             q.grad,
             k.grad,
             v.grad,
-            None if sink is None else sink.grad,
+            *(x.grad for x in learnt.values()),
         )
 
     def on(self, cp: Any, **options: Any) -> Any:
@@ -129,10 +136,10 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
 def agree(cp: Any, found: Any, want: Any, tolerance: float, what: Any) -> None:
     for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), found, want, strict=False):
         assert close(a, cp.shard(b, 2), tolerance), (what, name)
-    if want[5] is not None:  # each rank has the share of its own queries
-        total = found[5].clone()
+    for a, b in zip(found[5:], want[5:], strict=True):  # each rank has the share of its own queries
+        total = a.clone()
         dist.all_reduce(total)
-        assert close(total, want[5], 10 * tolerance), what
+        assert close(total, b, 10 * tolerance), what
 
 
 def least(blocks: Any, cp: Any, kv_heads: int) -> int:
@@ -151,7 +158,8 @@ def families(rank: int, world: int, n: int) -> None:
         heads, kv_heads, terms = (4, 4, False) if i % 3 == 0 else (8, 4, i % 2 == 0)
         dtype = torch.float32 if i % 4 == 3 else torch.float64
         mask = family(n)
-        call = Call(n, heads, kv_heads, mask, terms, dtype)
+        sink = sparseflash.Terms(torch.linspace(-1, 1, heads, dtype=dtype), 3.0) if terms else None
+        call = Call(n, heads, kv_heads, mask, dtype, sink)
         tolerance = 1e-11 if dtype == torch.float64 else 3e-5
         rules = [rule for rule in RULES if rule != "metis"]
         uneven = np.random.default_rng(i).integers(0, world, -(-n // SIZE))
@@ -221,7 +229,7 @@ def test_kernels_pack_add_and_merge_as_torch_does(n, monkeypatch):
 def composed(rank: int, world: int) -> None:
     """Activation checkpointing, torch.compile and half precision."""
     n, mask = 256, masks.longformer(32, 1, (0, 1)) & masks.causal()
-    call = Call(n, 4, 2, mask, False, torch.float64)
+    call = Call(n, 4, 2, mask, torch.float64)
     cp = context_parallel(None, mask, n, heads=4, kv_heads=2, block_size=SIZE)
     q, k, v = (cp.shard(x, 2).requires_grad_() for x in call.qkv)
     dout = cp.shard(call.dout, 2)
@@ -273,16 +281,56 @@ def refused(rank: int, world: int) -> None:
     q, k, v = (torch.randn(1, h, 128, 16) for h in (4, 2, 2))
     with refuses("dropout_p", "0.5"):
         sparseflash.attention(q, k, v, cp, dropout_p=0.5)
-    with refuses("lengths"):
-        sparseflash.attention(q, k, v, cp, lengths=[3])
-    with refuses("sinks", "terms"):
+    with refuses("slopes", "zigzag", "contiguous"):
         sparseflash.attention(q, k, v, cp, terms=sparseflash.Terms(slopes=torch.ones(4)))
+    with refuses("lengths", "[3, 4]"):
+        sparseflash.attention(q, k, v, cp, lengths=[3, 4])
+    blocks = context_parallel(None, mask.build(256, block_size=SIZE), 256, heads=4, kv_heads=2)
+    with refuses("lengths", "BlockMask"):
+        sparseflash.attention(q, k, v, blocks, lengths=[3])
     with refuses("127", "128 tokens"):
         sparseflash.attention(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], cp)
     with refuses("200", "256"):
         cp.shard(torch.zeros(1, 200))
     with refuses("ranks [1]"):  # the first call: another scale
         sparseflash.attention(q, k, v, cp, scale=1.0 + rank)
+
+
+def optional(rank: int, world: int) -> None:
+    """Terms by distance, lengths, starts, dropout and largest logits, of all tokens and heads."""
+    n, heads = 200, 4
+    slopes = torch.linspace(0.01, 0.3, heads, dtype=torch.float64)
+    bias = torch.linspace(-1, 1, heads * 9, dtype=torch.float64).view(heads, 9)
+    distances = sparseflash.Terms(slopes=slopes, bias=bias)
+    sink = sparseflash.Terms(sink=slopes)
+    bounds: Any = {"lengths": [130, n], "starts": [0, 9]}
+    causal, window = masks.causal(), masks.sliding(30) | masks.global_tokens(3)
+    by_head = masks.random_blocks(0.3, block=16, per_head=True)
+    for mask, owner, route, terms, options in (
+        (causal, "contiguous", "blocks", distances, {}),
+        (window, "contiguous", "keys", distances, {}),
+        (None, "contiguous", "blocks", distances, {}),
+        (causal, "zigzag", "heads", distances, {}),
+        (causal, "zigzag", "blocks", sink, bounds),
+        (window, "contiguous", "blocks", sink, {"lengths": torch.tensor([n, 7])}),
+        (window, "contiguous", "heads", None, bounds),
+        (by_head, "zigzag", "heads", sink, {"dropout_p": 0.3, "seed": 5}),
+        (by_sequence(n), "contiguous", "heads", None, {"dropout_p": 0.3, "seed": 2**62 + 1}),
+    ):
+        call = Call(n, heads, 2, mask, torch.float64, terms, **options)
+        cp = context_parallel(
+            None, mask, n, heads=heads, kv_heads=2, block_size=SIZE, owner=owner,
+            route=cast(Any, route),
+        )  # fmt: skip
+        agree(cp, call.on(cp), call.want, 1e-10, (mask, owner, route, list(options)))
+    cp = context_parallel(None, window, n, heads=heads, block_size=SIZE, route="heads")
+    q = torch.randn(1, heads, n, DIM, generator=torch.Generator().manual_seed(0))
+    *_, want = sparseflash.attention(q, q, q, window, return_lse=True, return_max_scores=True)
+    own = cp.shard(q, 2)
+    *_, scores = sparseflash.attention(own, own, own, cp, return_lse=True, return_max_scores=True)
+    assert close(scores, cp.shard(want, 2), 1e-5)
+    torch.manual_seed(rank)  # the ranks agree on a seed
+    assert sparseflash.attention(own, own, own, cp, dropout_p=0.5).isfinite().all()
 
 
 def layers(rank: int, world: int) -> None:
@@ -347,7 +395,7 @@ def models(rank: int, world: int) -> None:
 
 
 def several(rank: int, world: int) -> None:
-    for body in (composed, refused, layers, models):
+    for body in (composed, refused, optional, layers, models):
         body(rank, world)
 
 
