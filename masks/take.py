@@ -22,8 +22,8 @@ class Blocks(NamedTuple):
     col: Ints  # (nnz,)
     tile: NDArray[np.int32]  # (nnz,) FULL = -1, or the number of the bit tile
 
-    def where(self, kept: NDArray[np.bool_]) -> "Blocks":
-        """Return the blocks that are kept."""
+    def where(self, kept: NDArray) -> "Blocks":
+        """Return the blocks that are kept: bools, or indices."""
         return Blocks(self.slice[kept], self.row[kept], self.col[kept], self.tile[kept])
 
 

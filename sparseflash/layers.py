@@ -195,8 +195,12 @@ class BlockSparseAttention(nn.Module):
         elif isinstance(mask, Selector):
             mask = mask(q, k)
         options: dict[str, Any] = self._options | {"return_max_scores": self.keep_max_scores}
-        call = (attention, q, k, v, mask, lengths, self.padding)
-        found = attend_within(*call, starts=starts, **options)
+        options |= {"starts": starts}
+        if isinstance(mask, ContextParallel):  # lengths are of the whole sequences
+            found = attention(q, k, v, mask, lengths=lengths, **options)  # type: ignore[arg-type]
+        else:
+            call = (attention, q, k, v, mask, lengths, self.padding)
+            found = attend_within(*call, **options)
         if not self.keep_max_scores:
             return found
         out, max_scores = found

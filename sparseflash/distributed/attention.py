@@ -60,7 +60,7 @@ def _part(
 def _part_backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     mask: BlockMask | None, options: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """Return the gradients of q, k, v and the bias in one part, from the results of all keys."""
     bias = options[4]
     if mask is None:

@@ -69,22 +69,16 @@ def by_heads(
 ) -> Any:  # fmt: skip
     """Return the attention of own tokens: heads go out, all tokens of some heads are computed."""
     share, rank = cp.share, cp.rank
-    order = torch.from_numpy(
-        np.concatenate([cp._positions(r, "cpu").numpy() for r in range(cp.ranks)])
-    )
-    order = order.to(q.device)
-    whole = torch.empty_like(order)
-    whole[order] = torch.arange(cp.n, device=q.device)
-    sorted_already = bool((cp.owner[1:] >= cp.owner[:-1]).all())
+    order = cp.order(q.device)
     cp.agree(q, v, options["scale"], options["deterministic"], dropout_p)
     q, k, v = (
         _Exchanged.apply(x, _to_heads, _to_tokens, cp, of)
         for x, of in ((q, share.heads), (k, share.kv_heads), (v, share.kv_heads))
     )
-    if not sorted_already:
-        q, k, v = (x.index_select(2, whole) for x in (q, k, v))
+    if order is not None:
+        q, k, v = (x.index_select(2, order.argsort()) for x in (q, k, v))
     own = torch.from_numpy(share.heads[rank]).to(q.device)
-    terms = Terms(*(x[own] if torch.is_tensor(x) else x for x in terms))
+    terms = _of_heads(terms, own)
     if dropout_p:
         if seed is None:  # one for all ranks
             seed = seed_tensor(None, q.device)
@@ -94,7 +88,7 @@ def by_heads(
     else:
         found = attend(q, k, v, share.masks[rank], terms=terms, **options)
     results = found if isinstance(found, tuple) else (found,)
-    if not sorted_already:
+    if order is not None:
         results = [x.index_select(2, order) for x in results]
     results = [x if x.ndim == 4 else x.unsqueeze(-1) for x in results]
     out, *numbers = (_Exchanged.apply(x, _to_tokens, _to_heads, cp, share.heads) for x in results)
@@ -120,13 +114,18 @@ def _one_by_one(
         number -= 2**32 if number >= 2**31 else 0
         call = options | {"seed": options["seed"] ^ (number << 32)}
         call |= {x: None if options[x] is None else options[x][b : b + 1] for x in bounds}
-        own = Terms(*(x[h : h + 1] if torch.is_tensor(x) else x for x in terms))
+        own = _of_heads(terms, slice(h, h + 1))
         kv = b * k.shape[1] + h // group
         qkv = (x.unsqueeze(0) for x in (queries[i], keys[kv], values[kv]))
         found.append(attend(*qkv, single[rank, at], terms=own, **call))
     if not isinstance(found[0], tuple):
         return torch.cat(found, 1).unflatten(1, q.shape[:2])[0]
     return tuple(torch.cat(x, 1).unflatten(1, q.shape[:2])[0] for x in zip(*found, strict=True))
+
+
+def _of_heads(terms: Terms, heads: Any) -> Terms:
+    found: Any = (x[heads] if torch.is_tensor(x) else x for x in terms)
+    return Terms(*found)
 
 
 def _slice(mask: BlockMask, b: int, h: int) -> BlockMask:

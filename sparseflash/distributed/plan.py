@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from sparseflash.arguments import as_mask_or_selector
 from sparseflash.checks import check_tensors
 from sparseflash.distributed import attention as operators
 from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
-from sparseflash.distributed.heads import by_heads, share_of_heads
+from sparseflash.distributed.heads import Share, by_heads, share_of_heads
 from sparseflash.distributed.route import part_of
 from sparseflash.lengths import check_bounds, real_tokens
 from sparseflash.select.base import Selector
@@ -26,7 +27,7 @@ from sparseflash.terms import Terms, term_options, term_tensors
 
 Route = Literal["auto", "blocks", "keys", "heads"]
 ROUTES = ("auto", "blocks", "keys", "heads")
-RECENT = 8  # plans for the lengths of a batch that are kept
+RECENT = 256  # plans of other masks that are kept: of the layers, and of lengths
 _numbers = itertools.count()
 
 
@@ -60,8 +61,8 @@ class ContextParallel:
         # peer comes, a transfer holds multiprocessors, and ranks reach it at different times.
         self.early = found.transfer > 0.02 * found.compute
         self._others: dict[str, ContextParallel] = {}  # by the mask, for the same owners
-        self._within: dict[str, ContextParallel] = {}  # by the last lengths
         self._by_distance: ContextParallel | None = None
+        self._places: dict[Any, Tensor] = {}  # of tokens, by rank and device
         self._transfers: dict[torch.device, tuple[Transfer | None, Transfer | None]] = {}
         self._far: dict[torch.device, Rows | None] = {}
         width = np.minimum((np.arange(mask.rows) + 1) * self.size, self.n)
@@ -69,10 +70,11 @@ class ContextParallel:
         self._tokens = np.bincount(self.owner, width, self.ranks).astype(int)
         self.tokens = int(self._tokens[self.rank])
         self.key = f"{_digest(self)}:{next(_numbers)}"
+        self.share: Share | None = None
         if route == "heads":
             self.share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
         else:
-            call = mask, self.owner, self.ranks, self.heads, self.kv_heads
+            call: Any = mask, self.owner, self.ranks, self.heads, self.kv_heads
             if by_distance:
                 call = *call, False, False, True
             else:
@@ -91,48 +93,71 @@ class ContextParallel:
     def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
         """Return all n tokens in their order, on every rank; x has the own ones along `dim`.
 
-        Has no gradient. Every rank of the group has to call it.
+        The gradient is the sum over the ranks, each of which may have a loss of its own. Every rank
+        of the group has to call it.
         """
         if x.shape[dim] != self.tokens:
             raise ValueError(f"x has {x.shape[dim]} tokens along dim {dim}, the rank {self.tokens}")
-        own = x.detach().movedim(dim, 0)
+        return _Whole.apply(x, self, dim)
+
+    def _whole(self, x: Tensor, dim: int) -> Tensor:
+        parts = self._gathered(x.movedim(dim, 0))
+        found = parts[0].new_empty(self.n, *parts[0].shape[1:])
+        for rank, part in enumerate(parts):
+            found[self._positions(rank, x.device)] = part
+        return found.movedim(0, dim)
+
+    def _gathered(self, own: Tensor) -> list[Tensor]:
+        """Return the tensors (tokens, ..) of all ranks of the group."""
         whole = own.new_zeros(int(self._tokens.max()), *own.shape[1:])
         whole[: self.tokens] = own
         come = [torch.empty_like(whole) for _ in range(self.ranks)]
         dist.all_gather(come, whole, group=self.group)
-        found = own.new_empty(self.n, *own.shape[1:])
-        for rank, t in enumerate(come):
-            found[self._positions(rank, x.device)] = t[: self._tokens[rank]]
-        return found.movedim(0, dim)
+        return [t[:count] for t, count in zip(come, self._tokens, strict=True)]
+
+    def _sum(self, x: Tensor) -> None:
+        dist.all_reduce(x, group=self.group)
 
     def positions(self, device: torch.device | str = "cpu") -> Tensor:
         """Return (tokens,) int64, the place of each own token in the whole sequence, ascending."""
         return self._positions(self.rank, device)
 
     def _positions(self, rank: int, device: Any) -> Tensor:
-        token = np.arange(self.n)
-        return torch.from_numpy(token[self.owner[token // self.size] == rank]).to(device)
+        key = rank, str(device)
+        if key not in self._places:
+            token = np.arange(self.n)
+            own = token[self.owner[token // self.size] == rank]
+            self._places[key] = torch.from_numpy(own).to(device)
+        return self._places[key]
+
+    def order(self, device: torch.device) -> Tensor | None:
+        """Return the places of all tokens, rank by rank; None where they ascend."""
+        if (self.owner[1:] >= self.owner[:-1]).all():
+            return None
+        return torch.cat([self._positions(rank, device) for rank in range(self.ranks)])
 
     def with_mask(self, mask: Any) -> "ContextParallel":
         """Return the plan of another mask for the same owners, such as that of another layer.
 
-        Plans are kept by the key of the mask. Every rank of the group has to call it.
+        The last plans are kept by the key of the mask. Every rank of the group has to call it.
         """
         key = mask.key if isinstance(mask, Mask | BlockMask) else None
         if key is not None and key in self._others:
             return self._others[key]
-        made = self._of(mask)
+        source, blocks = _blocks(mask, self.n, self.size, self.heads)
+        sizes = self.partition.sizes._asdict()
+        found = blocks.partition(self.partition.ranks, owner=self.owner, **sizes)
+        made = self._made(source, blocks, found)
+        _check_agreement(made)
         if key is not None:
+            if len(self._others) == RECENT:
+                self._others.pop(next(iter(self._others)))
             made._others = self._others
             self._others[key] = made
         return made
 
-    def _of(self, mask: Any) -> "ContextParallel":
-        source, blocks = _blocks(mask, self.n, self.size, self.heads)
-        found = blocks.partition(self.ranks, owner=self.owner, **self.partition.sizes._asdict())
-        made = ContextParallel(self.group, source, blocks, found, self.route)
-        _check_agreement(made)
-        return made
+    def _made(self, source: Any, mask: BlockMask, found: Partition) -> "ContextParallel":
+        return ContextParallel(self.group, source, mask, found, self.route)
 
     def within(self, lengths: Tensor, starts: Tensor | None) -> "ContextParallel":
         """Return the plan for the tokens of each sequence from its start on, within its length."""
@@ -145,12 +170,7 @@ class ContextParallel:
             )
         # queries, then keys of: before, within, and after; only what is within has both
         q, k = ([(*(s, 0)[::i], e - s, *(self.n - e, 0)[::i]) for s, e in rows] for i in (1, -1))
-        mask = self.source & documents(q, k)
-        if mask.key not in self._within:
-            if len(self._within) == RECENT:
-                self._within.pop(next(iter(self._within)))
-            self._within[mask.key] = self._of(mask)
-        return self._within[mask.key]
+        return self.with_mask(self.source & documents(q, k))
 
     def by_distance(self) -> "ContextParallel":
         """Return the plan whose parts hold keys at their distances; keys travel, no queries."""
@@ -170,7 +190,7 @@ class ContextParallel:
         how = {"blocks": "key blocks, or query blocks where these are fewer, travel"}
         how |= {"keys": "key blocks travel", "heads": "heads travel (Ulysses)"}
         lines = [f"{how[self.route]}; this is rank {self.rank}, with {self.tokens} tokens"]
-        if self.route == "heads":
+        if self.share is not None:
             shares = ", ".join(str(len(x)) for x in self.share.kv_heads)
             lines.append(f"  key heads of a rank  {shares}")
         return "\n".join([*lines, str(self.partition)])
@@ -193,29 +213,28 @@ class ContextParallel:
             raise ValueError(f"q has batch {q.shape[0]}, the mask of the plan {self.mask.batch}")
         term_options(terms)  # raises where it is something else
         terms = Terms() if terms is None else terms
-        if self.route == "heads":
-            options = {"scale": scale, "deterministic": deterministic, "backend": backend}
-            options |= {"lengths": lengths, "starts": starts, "return_lse": return_lse}
-            options |= {"return_max_scores": return_max_scores}
-            return by_heads(self, attend, q, k, v, terms, dropout_p, seed, options)
         for name, value in {"dropout_p": dropout_p, "return_max_scores": return_max_scores}.items():
-            if value:
+            if value and self.route != "heads":
                 raise ValueError(
                     f"{name} is {value}, and blocks of tokens travel in this plan, which attention"
                     " with it does not support: make the plan with route='heads'"
                 )
-        plan = self
-        bounded = lengths is not None or starts is not None
-        if bounded:
-            lengths, starts = check_bounds(lengths, starts, q.shape[0], self.n, q.device)
-            plan = plan.within(lengths, starts)
+        if self.share is not None:
+            options = {"scale": scale, "deterministic": deterministic, "backend": backend}
+            options |= {"lengths": lengths, "starts": starts, "return_lse": return_lse}
+            options |= {"return_max_scores": return_max_scores}
+            return by_heads(self, attend, q, k, v, terms, dropout_p, seed, options)
+        plan, ends = self, None
+        if lengths is not None or starts is not None:
+            ends, starts = check_bounds(lengths, starts, q.shape[0], self.n, q.device)
+            plan = plan.within(ends, starts)
         if terms.slopes is not None or terms.bias is not None:
             plan = plan.by_distance()
         call = scale, float(terms.softcap or 0.0), deterministic, backend
         tensors = term_tensors(terms, q, k, v)
         out, lse, *_ = torch.ops.sparseflash.context_forward(q, k, v, *tensors, plan.key, *call)
-        if bounded:  # the LSE of padding is -inf, beside a sink as well
-            real = real_tokens(lengths, self.n, starts)[:, self.positions(q.device)]
+        if ends is not None:  # the LSE of padding is -inf, beside a sink as well
+            real = real_tokens(ends, self.n, starts)[:, self.positions(q.device)]
             lse = lse.masked_fill(~real[:, None], -torch.inf)
         return (out, lse) if return_lse else out
 
@@ -254,6 +273,76 @@ class ContextParallel:
             self._agreed = True
 
 
+class Grid(ContextParallel):
+    """Heads on one dimension of a mesh, blocks of tokens on the other.
+
+    The ranks of the first dimension share the heads of the same tokens, which are those of one rank
+    of the second one: heads travel among the ones, then blocks among the others.
+    """
+
+    def __init__(
+        self, groups: tuple[Any, Any], source: Mask | BlockMask, mask: BlockMask, found: Partition,
+        route: str,
+    ):  # fmt: skip
+        """found: of the ranks of the second dimension, for all heads."""
+        self.group, self._groups = groups[0], groups
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.source, self.mask, self.partition = source, mask, found
+        self.heads, self.kv_heads = found.sizes.heads, found.sizes.kv_heads
+        share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
+        sizes = found.sizes._replace(
+            heads=len(share.heads[self.rank]), kv_heads=len(share.kv_heads[self.rank])
+        )
+        own = share.masks[self.rank]
+        ranks = dist.get_world_size(groups[1])
+        part = own.partition(ranks, owner=found.owner, **sizes._asdict())
+        given = source if mask.heads == 1 else own
+        self.inner = ContextParallel(groups[1], given, own, part, route)
+        self.share = replace(share, masks=(self.inner,) * self.ranks)
+        self.n, self.size, self.owner = self.inner.n, self.inner.size, found.owner
+        ends = self.inner.tokens * np.arange(self.ranks + 1) // self.ranks
+        self._tokens, self._ends = np.diff(ends), ends
+        self.tokens, self.route = int(self._tokens[self.rank]), route
+        self.key, self._others, self._agreed, self.bytes_sent = _digest(self), {}, False, 0
+
+    def _made(self, source: Any, mask: BlockMask, found: Partition) -> "Grid":
+        return Grid(self._groups, source, mask, found, self.route)
+
+    def positions(self, device: torch.device | str = "cpu") -> Tensor:
+        first, stop = self._ends[self.rank : self.rank + 2]
+        return self.inner.positions(device)[first:stop]
+
+    def order(self, device: torch.device) -> None:
+        return None
+
+    def _whole(self, x: Tensor, dim: int) -> Tensor:
+        part = torch.cat(self._gathered(x.movedim(dim, 0)))
+        return self.inner._whole(part, 0).movedim(0, dim)
+
+    def _sum(self, x: Tensor) -> None:
+        super()._sum(x)
+        self.inner._sum(x)
+
+    def explain(self) -> str:
+        return "\n".join([super().explain(), "of its heads:", self.inner.explain()])
+
+
+class _Whole(torch.autograd.Function):
+    """`unshard`, with its gradient."""
+
+    @staticmethod
+    def forward(ctx, x, cp, dim):  # type: ignore[override]
+        ctx.call = cp, dim
+        return cp._whole(x, dim)
+
+    @staticmethod
+    def backward(ctx, dx):  # type: ignore[override]
+        cp, dim = ctx.call
+        total = dx.clone(memory_format=torch.contiguous_format)
+        cp._sum(total)
+        return cp.shard(total, dim), None, None
+
+
 def context_parallel(
     mesh: Any,
     mask: Mask | BlockMask | np.ndarray | Tensor | str | None,
@@ -275,7 +364,8 @@ def context_parallel(
     result is that of one device.
 
     Args:
-        mesh: a one-dimensional `DeviceMesh`, a process group, or None for all ranks.
+        mesh: a one-dimensional `DeviceMesh`, a process group, or None for all ranks. In a mesh of
+            two dimensions heads are shared on the first and blocks of tokens on the second.
         mask: of the whole sequence, as in `sparseflash.attention`; the same on every rank.
         n: tokens of the whole sequence.
         heads, kv_heads: of queries, and of keys and values; those of the mask by default, and
@@ -291,21 +381,34 @@ def context_parallel(
     Every rank of the group has to call it, with the same arguments.
     Raises ValueError for arguments out of range, and where the ranks disagree.
     """
-    group = mesh.get_group() if hasattr(mesh, "get_group") else mesh
+    kind = Grid if getattr(mesh, "ndim", 1) == 2 else ContextParallel
+    group: Any = mesh
+    if kind is Grid:
+        group = mesh.get_group(0), mesh.get_group(1)
+    elif hasattr(mesh, "get_group"):
+        group = mesh.get_group()
     n = integer("n", n, min=1)
     if route not in ROUTES:
         raise ValueError(f"route is {route!r}; choose one of {', '.join(ROUTES)}")
-    ranks = dist.get_world_size(group)
+    ranks = dist.get_world_size(group[1] if kind is Grid else group)
     source, blocks = _blocks(mask, n, block_size, heads)
     sizes: dict[str, Any] = {"head_dim": head_dim, "tflops": tflops, "gb_s": gb_s}
     sizes |= {"heads": heads, "kv_heads": kv_heads}
     found = blocks.partition(ranks, owner=owner, queries=route != "keys", **sizes)
-    if route == "auto":
+    if kind is Grid:
+        route, ranks = "blocks" if route == "auto" else route, dist.get_world_size(group[0])
+        if route == "heads" or found.sizes.kv_heads < ranks:
+            raise ValueError(
+                f"route is {route!r}, and there are {found.sizes.kv_heads} key heads: a mesh of two"
+                f" dimensions takes {ranks} or more, a key head for each rank of the first one, and"
+                " route='blocks' or 'keys' for the second"
+            )
+    elif route == "auto":
         heads_travel = found.rivals().get("heads", (0.0, 0.0))[1] > 1.05 * found.speedup
         route = "heads" if heads_travel and found.sizes.kv_heads >= ranks else "blocks"
     if route == "heads" and found.sizes.kv_heads < ranks:
         raise ValueError(f"route='heads' needs a key head a rank: {found.sizes.kv_heads} < {ranks}")
-    made = ContextParallel(group, source, blocks, found, route)
+    made = kind(group, source, blocks, found, route)
     _check_agreement(made)
     return made
 
@@ -314,6 +417,7 @@ def _blocks(
     mask: Any, n: int, block_size: int, heads: int | None
 ) -> tuple[Mask | BlockMask, BlockMask]:
     """Return a mask, as it was given and as blocks."""
+    source: Any
     mask = source = as_mask_or_selector(dense() if mask is None else mask)
     if isinstance(mask, Selector):
         raise ValueError(
@@ -337,6 +441,8 @@ def _digest(cp: ContextParallel) -> str:
 
 
 def _check_agreement(cp: ContextParallel) -> None:
+    if isinstance(cp, Grid):
+        _check_agreement(cp.inner)
     device = "cuda" if dist.get_backend(cp.group) == "nccl" else "cpu"
     _compare(cp, cp.key.partition(":")[0], torch.device(device))
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import masks
@@ -283,7 +284,7 @@ def refused(rank: int, world: int) -> None:
         sparseflash.attention(q, k, v, cp, dropout_p=0.5)
     with refuses("slopes", "zigzag", "contiguous"):
         sparseflash.attention(q, k, v, cp, terms=sparseflash.Terms(slopes=torch.ones(4)))
-    with refuses("lengths", "[3, 4]"):
+    with refuses("lengths", "(1,)"):
         sparseflash.attention(q, k, v, cp, lengths=[3, 4])
     blocks = context_parallel(None, mask.build(256, block_size=SIZE), 256, heads=4, kv_heads=2)
     with refuses("lengths", "BlockMask"):
@@ -331,6 +332,42 @@ def optional(rank: int, world: int) -> None:
     assert close(scores, cp.shard(want, 2), 1e-5)
     torch.manual_seed(rank)  # the ranks agree on a seed
     assert sparseflash.attention(own, own, own, cp, dropout_p=0.5).isfinite().all()
+
+
+def meshes(rank: int, world: int) -> None:
+    """Heads on one dimension of a mesh, blocks of tokens on the other."""
+    n, heads, kv_heads = 200, 6, 3
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("heads", "blocks"))
+    distances = sparseflash.Terms(slopes=torch.linspace(0.01, 0.3, heads, dtype=torch.float64))
+    causal, by_head = masks.causal(), masks.random_blocks(0.3, block=16, per_head=True)
+    for mask, owner, terms, options in (
+        (causal, "zigzag", None, {"lengths": [130, n]}),
+        (by_head, "zigzag", None, {}),
+        (masks.longformer(32, 1, (0, 1)), "contiguous", distances, {}),
+    ):
+        call = Call(n, heads, kv_heads, mask, torch.float64, terms, **options)
+        cp = context_parallel(
+            mesh, mask, n, heads=heads, kv_heads=kv_heads, block_size=SIZE, owner=owner
+        )
+        agree(cp, call.on(cp), call.want, 1e-10, (mask, owner))
+        assert cp.tokens < n / 3 and "heads" in cp.explain()
+    x = torch.arange(n, dtype=torch.float64).requires_grad_()
+    whole = cp.unshard(cp.shard(x, 0), 0)
+    assert torch.equal(whole, x)
+    (gradient,) = torch.autograd.grad(whole.square().sum(), x)  # every rank has this loss
+    dist.all_reduce(gradient)
+    assert torch.equal(gradient, world * 2 * x.detach())
+    other = cp.with_mask(by_head)
+    assert torch.equal(other.positions(), cp.positions())
+    with pytest.raises(ValueError, match="key heads"):
+        context_parallel(mesh, causal, n, heads=heads, kv_heads=1)
+    q = torch.randn(1, heads, cp.tokens, DIM)
+    with pytest.raises(ValueError, match=r"dropout_p is 0\.5"):
+        sparseflash.attention(q, q[:, :3], q[:, :3], cp, dropout_p=0.5)
+
+
+def test_meshes_of_two_dimensions():
+    on_ranks(4, meshes)
 
 
 def layers(rank: int, world: int) -> None:
