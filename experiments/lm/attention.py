@@ -12,6 +12,7 @@ import masks
 from experiments.lra.models.attention.standard import softmax_attention
 from masks import Mask
 from sparseflash import BlockSparseAttention, attention, select
+from sparseflash.distributed import ContextParallel
 from sparseflash.select import Selector
 from sparseflash.select.tokens import TokenSelector
 
@@ -31,6 +32,8 @@ class Sparse(BlockSparseAttention):
         mask = self.mask
         if self.packed is not None:
             documents = masks.documents(self.packed)
+            if isinstance(mask, ContextParallel):
+                mask, documents = None, mask.with_mask(mask.source & documents)  # type: ignore
             mask = documents if mask is None else mask & documents  # type: ignore[operator]
         if isinstance(mask, Selector):
             if isinstance(mask, TokenSelector) and q.is_cuda:

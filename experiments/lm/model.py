@@ -11,6 +11,7 @@ from experiments.lm.attention import ATTENTIONS, Explicit, Sparse
 from experiments.lm.settings import LEARNED, ROTARY, Sizes
 from masks import Mask
 from sparseflash import BlockSparseAttention, Rotary
+from sparseflash.distributed import ContextParallel
 from sparseflash.select import Selector
 from sparseflash.select.tokens import TokenSelector
 
@@ -59,6 +60,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         kind = ATTENTIONS[attention]
         self.sizes, self.context, self.end = sizes, context, end
+        self.shared: ContextParallel | None = None  # where several processes share a window
         rows = -(-max(vocab, sizes.vocab) // ROUND) * ROUND
         self.tokens = nn.Embedding(rows, sizes.dim)
         self.positions = nn.Embedding(context, sizes.dim) if positions == LEARNED else None
@@ -92,13 +94,18 @@ class LanguageModel(nn.Module):
         places: Tensor | None = None,
         start: int = 0,
     ) -> Tensor:
-        """Logits (B, N, rows) of tokens (B, N), or with targets the cross-entropies (B, N).
+        """Logits (B, N, rows) of tokens (B, N), or with targets the cross-entropies (B, N): of the
+        own tokens where the window is shared, but for `places`.
 
         Args:
             places: int64 (B, n): logits and targets are for these tokens of a window only.
             start: the tokens before these, which the attentions have in caches.
         """
         x = self._embed(tokens, start)
+        if self.shared is not None:
+            x = self.shared.shard(x)
+            if targets is not None and places is None:
+                targets = self.shared.shard(targets)
         return self._run(x, targets, places, Block.forward, LanguageModel._head)
 
     def by_layer(self) -> Callable[..., Tensor]:
@@ -123,6 +130,8 @@ class LanguageModel(nn.Module):
         x = self.dropout(x)
         for each in self.blocks:
             x = block(each, x)
+        if self.shared is not None and places is not None:
+            x = self.shared.unshard(x)
         return head(self, x, targets, places)
 
     def _head(self, x: Tensor, targets: Tensor | None, places: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from experiments.lm.settings import LAYERS, NEXT, Settings
 from experiments.lm.tokens import Codec, Corpus, load_corpus, refuse_vocabulary
 from experiments.lm.windows import MaskedTokens, Windows, next_token, refuse_short
 from experiments.training import train as loop
+from experiments.training.context import share
 from experiments.training.device import DTYPES, MIB, autocast
 from experiments.training.distributed import Group
 from experiments.training.evaluate import Evaluator, Objective
@@ -57,6 +58,8 @@ class Language:
 
     def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]:
         self.model, self.objective = make_model(self.settings, self.corpus)
+        self.shares = shares(self.model)
+        self.model.shared = share(self.model, self.settings.context, self.group)
         return self.model, "fresh weights"
 
     def about(self) -> dict[str, Any]:
@@ -64,7 +67,7 @@ class Language:
         return {name: getattr(self.settings, name) for name in names} | {"data": self.data}
 
     def masks(self) -> dict[str, Any]:
-        density, pairs = shares(self.model)
+        density, pairs = self.shares
         mask = resolve(self.settings.mask, causal=self.settings.objective == NEXT)
         return {"mask": None if mask is None else str(mask), "density": density, "pairs": pairs}
 
@@ -128,7 +131,10 @@ class Language:
         for rows in torch.arange(len(self.windows), device=device).split(size):
             tokens, _, targets = self.windows.batch(rows)
             with autocast(device, self.dtype):
-                sums += model(tokens, targets).double().sum(0)
+                losses = model(tokens, targets)
+            shared = self.model.shared
+            losses = losses if shared is None else shared.unshard(losses)
+            sums += losses.double().sum(0)
         model.train()
         return (sums / len(self.windows)).tolist()
 
@@ -149,7 +155,7 @@ class Language:
             return kept
 
         state = torch.get_rng_state()
-        size = self.settings.batch // self.group.world // trainer.parts
+        size = self.settings.batch // self.group.replicas // trainer.parts
         rows = torch.arange(size, device=trainer.device) % len(trainer.split)
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -216,9 +222,9 @@ def refuse_memory(settings: Settings, group: Group) -> None:
     Counts the least: the inputs of the matrix products, and the scores of standard attention.
     """
     sizes, n = settings.sizes, settings.context
-    size = min(settings.micro_batch or settings.batch, max(1, settings.batch // group.world))
+    size = min(settings.micro_batch or settings.batch, max(1, settings.batch // group.replicas))
     wide = 2 if settings.precision == "bf16" else 4
-    least = size * sizes.layers * n * sizes.dim * 12 * wide
+    least = size * sizes.layers * n * sizes.dim * 12 * wide // group.ways
     scores = size * sizes.layers * sizes.heads * n * n * wide
     scores = scores if settings.provider == "standard" else 0
     free = free_memory(group.device)

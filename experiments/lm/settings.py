@@ -90,6 +90,11 @@ class Settings(Training):
         if self.packed and self.objective == MASKED:
             raise ValueError("packed=true: documents are packed for objective=next only")
         mask = resolve(self.mask, causal=self.sizes.causal)
+        if self.context_parallel > 1 and (self.provider != "sparse" or isinstance(mask, Selector)):
+            raise ValueError(
+                f"context_parallel={self.context_parallel} takes provider=sparse and a mask that is"
+                f" no selection, got provider={self.provider} mask={self.mask}"
+            )
         if isinstance(mask, Selector) and (self.provider != "sparse" or self.packed):
             raise ValueError(f"mask={self.mask} needs provider=sparse and packed=false")
 

@@ -47,9 +47,9 @@ class Recorded:
         """bool (n,): for every example of the split, in its order; only in the first process."""
         own = torch.cat(self._kept).bool().cpu().numpy()
         parts = [np.asarray(part) for part in group.gather(own)]
-        found = np.zeros(sum(map(len, parts)), bool)
+        found = np.zeros(sum(map(len, parts)) // group.ways, bool)
         for rank, part in enumerate(parts):
-            found[rank :: group.world] = part
+            found[rank // group.ways :: group.replicas] = part
         return found
 
 

@@ -12,6 +12,7 @@ from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import SPLITS, Task
 from experiments.lra.weights import make_model, mask_of, origin, refuse_other_pairs, start_from
 from experiments.training import train as loop
+from experiments.training.context import share
 from experiments.training.data import DeviceSplit
 from experiments.training.device import DTYPES
 from experiments.training.distributed import Group, join
@@ -23,7 +24,7 @@ from experiments.training.step import Trainer
 
 def train(settings: Settings, command: str = "") -> dict[str, Any]:
     """Train a run; return the content of run.json ({} with `data_only`). Raises as `loop.train`."""
-    group = join(str(settings.device))
+    group = join(str(settings.device), settings.context_parallel)
     if settings.scaled:
         changes = "".join(f"\n  {k}: {a} -> {b}" for k, (a, b) in settings.scaled.items())
         loop.say(
@@ -65,6 +66,7 @@ class Classification:
     def make_model(self, old: dict[str, Any] | None) -> tuple[Any, str]:
         settings, started = self.settings, "fresh weights"
         model = self.model = make_model(settings, self.loaded)
+        model.context = share(model, model.states, self.group)
         if old is not None:
             refuse_other_pairs(settings.folder / CHECKPOINT, old["about"], model)
         elif settings.init_from:

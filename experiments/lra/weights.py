@@ -15,6 +15,7 @@ from experiments.lra.tasks.task import Task, pixel_order
 from experiments.training import state as checkpoint
 from masks import BlockMask
 from sparseflash import BlockSparseAttention
+from sparseflash.distributed import ContextParallel
 
 POSITIONS = "positions"  # the name of the position table
 AXES = ("axial.rows", "axial.columns")  # the names of axial positions
@@ -58,6 +59,7 @@ def mask_digest(model: Classifier) -> str | None:
 
 
 def _blocks(mask: Any, model: Classifier, heads: int) -> BlockMask:
+    mask = mask.mask if isinstance(mask, ContextParallel) else mask
     return mask if isinstance(mask, BlockMask) else mask.build(model.states, heads=heads)
 
 

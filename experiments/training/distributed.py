@@ -1,10 +1,13 @@
-"""The processes that torchrun starts. Each takes a part of every batch."""
+"""The processes that torchrun starts. Each takes a part of every batch, and of every sequence where
+several share them.
+"""
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,11 +19,27 @@ PATIENCE = timedelta(hours=6)  # for data that rank 0 makes while the others wai
 
 @dataclass(frozen=True)
 class Group:
-    """This process and how many there are; a single one needs no torch.distributed."""
+    """This process and how many there are; a single one needs no torch.distributed.
+
+    `ways` processes, those of the group `context`, share each sequence: they take the same part of
+    a batch.
+    """
 
     rank: int
     world: int
     device: torch.device
+    ways: int = 1
+    context: Any = None
+
+    @property
+    def replica(self) -> int:
+        """The number of the part of a batch."""
+        return self.rank // self.ways
+
+    @property
+    def replicas(self) -> int:
+        """How many parts a batch has."""
+        return self.world // self.ways
 
     @property
     def leads(self) -> bool:
@@ -70,13 +89,21 @@ class Group:
 
     def part(self, batch: int) -> slice:
         """Return the slice of a batch that belongs to this process."""
-        size = batch // self.world
-        return slice(self.rank * size, (self.rank + 1) * size)
+        size = batch // self.replicas
+        return slice(self.replica * size, (self.replica + 1) * size)
 
 
-def join(device: str) -> Group:
-    """Return the group that torchrun's environment describes; one process without it."""
+def join(device: str, ways: int = 1) -> Group:
+    """Return the group that torchrun's environment describes; one process without it.
+
+    Raises ValueError for processes that cannot be divided into contexts of `ways`.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world % ways:
+        raise ValueError(
+            f"context_parallel={ways} does not divide {world} processes: start them with"
+            f" torchrun --nproc-per-node {ways}, or a multiple"
+        )
     if world == 1:
         return Group(0, 1, torch.device(device))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -97,10 +124,17 @@ def join(device: str) -> Group:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         own = chosen if chosen.type == "cuda" else None
         dist.init_process_group(backend, timeout=PATIENCE, device_id=own)
-    return Group(dist.get_rank(), world, chosen)
+    return Group(dist.get_rank(), world, chosen, ways, _context(ways))
+
+
+@cache
+def _context(ways: int) -> Any:
+    """Return the group of the processes that share sequences with this one."""
+    return None if ways == 1 else dist.new_subgroups(ways, timeout=PATIENCE)[0]
 
 
 def leave() -> None:
     """End the group of `join`."""
+    _context.cache_clear()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -53,8 +53,8 @@ class Evaluator:
             # A random draw, because official files often have their labels in order.
             chosen = torch.randperm(n, generator=torch.Generator().manual_seed(SEED))[:examples]
         self.examples = len(chosen)
-        own = chosen[group.rank :: group.world]
-        share = math.ceil(self.examples / group.world)  # of the process with the most examples
+        own = chosen[group.replica :: group.replicas]
+        share = math.ceil(self.examples / group.replicas)  # of the process with the most examples
         batch = min(batch, share)
         self.batches = math.ceil(share / batch)
         size = self.batches * batch
@@ -106,7 +106,7 @@ class Evaluator:
         afterwards.
         """
         before = random_state(self.device)
-        torch.manual_seed(stream(SEED, self.group.rank))
+        torch.manual_seed(stream(SEED, self.group.replica))
         self.model.eval()
         try:
             yield

@@ -45,6 +45,10 @@ class Training:
     )
     keep: bool = option(True, "false: no checkpoint and weights of a complete run", free=True)
 
+    context_parallel: int = option(
+        1, "processes of torchrun that share each sequence; the attention is sparse or flash",
+        least=1, free=True,
+    )  # fmt: skip
     device: str | None = option(None, "cuda | cpu; null: cuda if there is a GPU", free=True)
     compile: Any = option(None, "torch.compile: true | false; null: on a GPU", free=True)
     graph: bool | None = option(None, "the step as a CUDA graph; null: on a GPU", free=True)
@@ -68,6 +72,11 @@ class Training:
             raise ValueError(f"betas={self.betas}: give two numbers, [0.9,0.999]")
         if self.micro_batch is not None and self.batch % self.micro_batch:
             raise ValueError(f"micro_batch={self.micro_batch} does not divide batch={self.batch}")
+        if self.context_parallel > 1 and (self.compile or self.graph):
+            raise ValueError(
+                f"context_parallel={self.context_parallel} takes compile=false graph=false, the"
+                " default there"
+            )
         if self.name is not None and not re.fullmatch(r"[\w.+-]+", self.name):
             raise ValueError(f"name={self.name!r}: give a part of a folder's name, letters and -")
 
@@ -125,4 +134,5 @@ def on_device(values: dict[str, Any], small: Mapping[str, Any], given: Collectio
     if values["precision"] is None:
         values["precision"] = "bf16" if on_gpu else "fp32"
     for name in ("compile", "graph"):
-        values[name] = on_gpu and (True if values[name] is None else values[name])
+        alone = values["context_parallel"] == 1
+        values[name] = on_gpu and (alone if values[name] is None else values[name])

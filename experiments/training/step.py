@@ -59,7 +59,7 @@ class Trainer:
         self.step = 0
         self._steps = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._row = torch.zeros(1, dtype=torch.int64, device=self.device)  # of `_rows`
-        size = settings.batch // group.world
+        size = settings.batch // group.replicas
         self._rows = torch.zeros(AHEAD, size, dtype=torch.int64, device=self.device)
         self._filled = 0  # `_rows` reaches up to this step
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
@@ -206,12 +206,12 @@ class Trainer:
 
 def micro_batches(settings: Training, group: Group) -> int:
     """Return the micro-batches of a process. Raises ValueError if the batch does not divide."""
-    if settings.batch % group.world:
+    if settings.batch % group.replicas:
         raise ValueError(
-            f"batch={settings.batch} cannot be divided among {group.world} processes: "
-            f"give a multiple of {group.world}"
+            f"batch={settings.batch} cannot be divided among {group.replicas} processes: "
+            f"give a multiple of {group.replicas}"
         )
-    size = settings.batch // group.world
+    size = settings.batch // group.replicas
     micro = min(settings.micro_batch or size, size)
     if size % micro:
         raise ValueError(f"micro_batch={micro} does not divide the {size} examples of a process")
@@ -226,7 +226,7 @@ def explained_memory(settings: Training, unit: str, group: Group) -> Iterator[No
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        size = settings.batch // group.world
+        size = settings.batch // group.replicas
         micro = min(settings.micro_batch or size, size)
         remedy = f"micro_batch={micro // 2} adds up the gradients of smaller batches"
         if micro == 1:

@@ -103,7 +103,7 @@ def train(settings: Training, work_of: Any, command: str = "") -> dict[str, Any]
         Interrupted: a signal stopped the run after its checkpoint was written.
     """
     begun, folder = time.monotonic(), settings.folder
-    group = join(str(settings.device))
+    group = join(str(settings.device), settings.context_parallel)
     micro_batches(settings, group)  # refuses a batch that does not divide
     run = run_file.read(folder)
     if run is not None and (run["result"] or (folder / state.CHECKPOINT).exists()):
@@ -135,8 +135,8 @@ class Session:
         old = self._read_checkpoint()
         seed_everything(settings.seed, 0)  # the same weights in every process
         model, started = work.make_model(old)
-        if group.rank:
-            seed_everything(settings.seed, group.rank)
+        if group.replica:
+            seed_everything(settings.seed, group.replica)
         self.about = work.about()
         model = model.to(group.device).train()
         self.trainer = Trainer(model, work.train_split(), work.objective, settings, group)
@@ -175,7 +175,7 @@ class Session:
             state.refuse_shapes(path, old[name], here[name], state.RESUME)
         self.trainer.load(old | {"random": streams[min(rank, len(streams) - 1)]})
         if rank >= len(streams):  # fewer processes wrote the checkpoint
-            seed_everything(self.settings.seed, rank, old["step"])
+            seed_everything(self.settings.seed, self.group.replica, old["step"])
         self.logged, self.best, self.validated = old["logged"], old["best"], old["validated"]
         self.clock.before, self.clock.training = old["seconds"], old["training"]
 

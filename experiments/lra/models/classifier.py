@@ -21,6 +21,7 @@ from experiments.lra.models.positions import (
 )
 from masks.analysis.reach import MOST_TOKENS, reach
 from sparseflash import BlockSparseAttention, Rotary
+from sparseflash.distributed import ContextParallel
 from sparseflash.lengths import real_tokens
 from sparseflash.schedule import Schedule
 
@@ -60,6 +61,7 @@ class Classifier(nn.Module):
         self.config, self.length, self.pair, self.grid = config, length, pair, grid
         cls = config.pool == "cls"
         self.states = length + cls  # what the attention sees
+        self.context: ContextParallel | None = None  # where several processes share a sequence
         std = config.embedding_std or 0.02
         own = config.embedding_std or (1.0 if config.setting == "google" else 0.02)
         if config.embedding == "smooth":
@@ -122,8 +124,10 @@ class Classifier(nn.Module):
         plans = None
         if lengths is not None:
             lengths = lengths.flatten() if self.cls is None else lengths.flatten() + 1
-            plans = self.plans(lengths) if self.skips else None
+            plans = self.plans(lengths) if self.skips and self.context is None else None
         x = self.encode(pairs, lengths, None if self.config.causal else places, plans)
+        if self.context is not None:
+            x = self.context.unshard(x)
         if places is not None:
             states = places + (self.states - self.length - self.config.causal)
             x = x.gather(1, states[:, :, None].expand(-1, -1, x.shape[2]))
@@ -158,7 +162,7 @@ class Classifier(nn.Module):
         hidden: Tensor | None = None,
         plans: Sequence[Tensor | Schedule] | None = None,
     ) -> Tensor:
-        """Return the states (B, states, dim) before the last LayerNorm.
+        """Return the states (B, states, dim) before the last LayerNorm: in a context the own ones.
 
         lengths: how many states count; plans: what `plans` made of them.
         """
@@ -171,6 +175,8 @@ class Classifier(nn.Module):
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
         if self.config.positions != "none":
             x = x + self._positions()
+        if self.context is not None:
+            x = self.context.shard(x)
         first, *seeds = self._seeds(x.device)
         x = self.dropout(x, first)
         for i, block in enumerate(self.blocks):

@@ -188,12 +188,13 @@ class AxialRotary(nn.Module):
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", sign * angle.sin(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, heads, D), turned; the same shape and dtype."""
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """x (B, N, heads, D), turned; the same shape and dtype. positions: (N,), all by default."""
+        cos, sin = (t if positions is None else t[positions] for t in (self.cos, self.sin))
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         # a flip of pairs, whose gradient is a flip: one of slices writes zeros and adds them
         swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        return (wide * self.cos[:, None] + swapped * self.sin[:, None]).to(x.dtype)
+        return (wide * cos[:, None] + swapped * sin[:, None]).to(x.dtype)
 
 
 def upsample_axis(table: Tensor, n: int) -> Tensor:

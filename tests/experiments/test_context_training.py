@@ -1,0 +1,120 @@
+"""Training where processes share every sequence: the numbers of one process."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from experiments.lm import run as lm_run
+from experiments.lm.settings import LmOptions
+from experiments.lm.settings import make_settings as lm_settings
+from experiments.lra import run as lra_run
+from experiments.training import run_file, state
+from experiments.training.clock import Interrupted
+from experiments.training.train import Session
+from tests.experiments.lra.training.cases import journal, settings, write_data
+from tests.sparseflash.test_context_parallel import on_ranks
+
+RUNS = {"lm": lm_run.train, "lra": lra_run.train}
+
+
+def run(rank: int, world: int, runs: list[tuple[str, Any]]) -> None:
+    os.environ.update(WORLD_SIZE=str(world), RANK=str(rank))
+    for kind, given in runs:
+        RUNS[kind](given)
+
+
+def compare(runs: list[tuple[str, Any]], ways: int, world: int) -> None:
+    """Train each run in this process, and in `world` of which `ways` share a sequence."""
+    many = [(kind, replace(each, name="many", context_parallel=ways)) for kind, each in runs]
+    for kind, each in runs:
+        RUNS[kind](each)
+    on_ranks(world, run, many)
+    for (_, one), (_, shared) in zip(runs, many, strict=True):
+        assert_equal(one.folder, shared.folder)
+
+
+def assert_equal(one, many):
+    first, second = (state.load(folder / "checkpoint.pt") for folder in (one, many))
+    for name, weights in first["model"].items():
+        torch.testing.assert_close(second["model"][name], weights, rtol=1e-3, atol=1e-5)
+    results: Any = [run_file.read(folder) for folder in (one, many)]
+    assert results[0]["density"] == results[1]["density"]
+    for name in ("val_loss", "loss", "accuracy", "correct", "positions"):
+        a, b = (found["result"].get(name) for found in results)
+        assert a == b or np.allclose(a, b, rtol=1e-5, atol=1e-5), name
+    for name in ("loss", "grad_norm"):
+        a, b = ([x[name] for x in journal(f) if x["kind"] == "train"] for f in (one, many))
+        assert len(a) == len(b) > 4 and np.allclose(a, b, rtol=1e-5, atol=0), (one, name)
+
+
+@pytest.fixture
+def language(tmp_path):
+    """Settings of a language model of a moment, with changes."""
+    (tmp_path / "texts").mkdir()
+    for i in range(20):
+        lines = (f"def f{100 * i + j}(x):\n    return x + {j}\n" for j in range(15))
+        (tmp_path / "texts" / f"{i}.txt").write_text("".join(lines))
+
+    def make(**changes):
+        options: Any = OmegaConf.to_container(OmegaConf.structured(LmOptions))
+        options |= {"model": "tiny", "context": 64, "batch": 2, "steps": 6, "val_tokens": 128}
+        options |= {"runs": str(tmp_path / "runs"), "cache_dir": str(tmp_path / "cache")}
+        options |= {"device": "cpu", "data": str(tmp_path / "texts"), "log_every": 1}
+        return lm_settings(options | {"eval_every": 3, "name": "one"} | changes)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def without_the_interpreter(monkeypatch, one_thread):
+    """Attention takes the CPU backend, as in a program; Triton's interpreter is slow."""
+    monkeypatch.setattr("sparseflash.backends.triton.unsupported", lambda *call: "interpreted")
+
+
+def test_language_models(language):
+    runs = [language(mask="local:16", positions="rotary"), language(packed=True)]
+    compare([("lm", each) for each in runs], 2, 4)
+
+
+def test_classifiers_and_masked_tokens(tmp_path, language):
+    (tmp_path / "data").mkdir()
+    write_data(tmp_path / "data")
+    still: Any = {"model__dropout": 0, "model__attention_dropout": 0, "steps": 6, "name": "one"}
+    lra = [
+        settings(tmp_path, "listops", "sparse", model__layers=2, **still),  # padded
+        settings(tmp_path, "image", "sparse", recipe="rotary", **still),
+        settings(tmp_path, "retrieval", "flash", model__pool="cls", **still),
+        settings(tmp_path, "listops", "sparse", pretrain="masked", **still),
+    ]
+    compare([("lm", language(model="bert-tiny")), *(("lra", each) for each in lra)], 2, 2)
+
+
+def test_more_processes_continue_a_run(language, monkeypatch):
+    whole = language(checkpoint_every=3)
+    lm_run.train(whole)
+    saved = Session._save
+
+    def stop(self):
+        saved(self)
+        raise Interrupted("SIGTERM")
+
+    part = language(checkpoint_every=3, name="part")
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_save", stop)
+        with pytest.raises(Interrupted):
+            lm_run.train(part)
+    on_ranks(2, run, [("lm", replace(part, context_parallel=2))])
+    assert_equal(whole.folder, part.folder)
+
+
+def test_refusals(language):
+    with pytest.raises(ValueError, match=r"context_parallel=2.*1 processes"):
+        lm_run.train(language(context_parallel=2))
+    for changes in ({"provider": "sdpa"}, {"mask": "moba(32, 1)"}, {"compile": True}):
+        with pytest.raises(ValueError, match=r"context_parallel=2"):
+            replace(language(), context_parallel=2, **changes)
