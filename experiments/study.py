@@ -18,12 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hydra.errors import HydraException
-
 from experiments.common.checks import choose
 from experiments.common.config import compose, make, store, words
 from experiments.common.devices import find_device
 from experiments.common.figures import save, style
+from experiments.common.program import HydraException
 from experiments.common.rows import frame
 from experiments.studies.runner import Run, about
 

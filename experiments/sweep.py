@@ -22,13 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 
 from experiments.common.checks import choose
 from experiments.common.config import check, option
 from experiments.common.files import digest, read_yaml
-from experiments.common.program import program
+from experiments.common.program import HydraException, OverridesParser, program
 from experiments.lm import settings as lm_settings
 from experiments.lra import settings as settings_of
 from experiments.lra.settings import Settings

@@ -12,10 +12,7 @@ those of conf/task, and MINE/*.py register what it names. See docs/guide/lra.md.
 import sys
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-
-from experiments.common.program import program
+from experiments.common.program import HydraConfig, RunMode, program
 from experiments.lra.settings import TrainOptions, make_settings
 from experiments.training.clock import Interrupted
 from experiments.training.distributed import leave

@@ -12,9 +12,7 @@ The same command continues where it was stopped or killed.
 import sys
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-
-from experiments.common.program import program
+from experiments.common.program import HydraConfig, program
 from experiments.lm.run import train
 from experiments.lm.settings import LmOptions, make_settings
 from experiments.training.clock import Interrupted

@@ -1,6 +1,8 @@
 """A bad option ends in one line that names the option or its value, and exit status 2."""
 
 import shlex
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -49,3 +51,17 @@ def test_a_bad_option_is_one_line(run_program, tmp_path):
         assert status == 2 and error.startswith("error: ") and error.count("\n") == 1, command
         assert name in error or value.strip("[]").partition(":")[0] in error, (command, error)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_missing_extra_is_one_line():
+    names = "train evaluate lm.__main__ sweep study speed plot table curves".split()
+    code = f"""import importlib, sys
+sys.modules["hydra"] = None
+for name in {names}:
+    try:
+        importlib.import_module("experiments." + name)
+    except SystemExit as stop:
+        print(stop)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = "error: no module hydra: pip install 'sparseflash[experiments]'"
+    assert done.stdout.splitlines() == [said] * len(names), done.stderr
