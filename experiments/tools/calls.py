@@ -149,17 +149,15 @@ def calls(*backends: str) -> list[Call]:
 
 
 def representative() -> list[Call]:
-    """Few calls that a test has time for: every kernel, each pass, and what claims work.
+    """Return few calls that a test has time for: every kernel, each pass, and what claims work.
 
-    Those for Hopper join several options each, and two have wide products of several parts.
+    Those for Hopper join several options each, and one has wide products of two parts.
     """
     return [
         call("hopper", 96, "scattered blocks, odd length, deterministic"),
-        call("hopper", 192, "grouped heads, dropout"),
-        call("hopper", 128, "split rows, dropout, deterministic, v of 64"),
         call("hopper", 64, "split rows, tall rows, sink, maxima", backward=False),
-        call("triton", 128, "causal"),
-        call("decode", 128, "global, pages of 16, 16 queries"),
-        call("picks", 128, "picks"),
-        call("picks", 128, "of each head"),
+        call("triton", 64, "causal"),
+        call("decode", 64, "global, pages of 16, 16 queries"),
+        call("picks", 64, "picks"),
+        call("picks", 64, "of each head"),
     ]

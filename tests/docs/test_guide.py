@@ -1,9 +1,17 @@
-"""Every Python block of the documentation runs, in order, in one namespace a page."""
+"""The code of the documentation runs: blocks of pages, scripts and the notebook."""
 
+import contextlib
+import io
+import json
 import re
+import shlex
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from tests.processes import on_ranks
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -11,11 +19,16 @@ MODELS = re.compile(r"^(?:from|import) (transformers|diffusers|timm)\b", re.MULT
 PAGES = {
     page: found
     for page in sorted(DOCS.rglob("*.md"))
-    # test_guide_own_model.py runs these as files, without the interpreter of Triton
     if (found := BLOCK.findall(page.read_text()))
     and page.stem not in ("own_model", "many_gpus")
     and "templates" not in page.parts
 }
+
+
+@pytest.fixture(autouse=True)
+def as_a_reader(monkeypatch):
+    """Take the backend that a reader without a GPU has."""
+    monkeypatch.setattr("sparseflash.backends.triton.interpreted", lambda: False)
 
 
 @pytest.mark.usefixtures("own_patterns")  # some pages define patterns
@@ -23,8 +36,6 @@ PAGES = {
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for needed in ("matplotlib", "scipy", *MODELS.findall(page.read_text())):
         pytest.importorskip(needed)
-    # the backend that a reader without a GPU has; the interpreter takes a minute for a page
-    monkeypatch.setattr("sparseflash.backends.triton.interpreted", lambda: False)
     monkeypatch.chdir(tmp_path)
     namespace: dict = {"__name__": page.stem}
     for block in PAGES[page]:
@@ -32,5 +43,70 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         exec(compile(few, str(page), "exec"), namespace)
 
 
-def test_the_guide_has_code():
-    assert {"selectors", "masks"} <= {page.stem for page in PAGES}
+# ---- scripts, with fewer steps and shorter sequences
+
+
+def test_the_script_trains_a_model_and_the_page_runs(capsys):
+    script, *rest = BLOCK.findall((DOCS / "guide/own_model.md").read_text())
+    assert len([line for line in script.splitlines() if line.strip()]) <= 40
+    few = script.replace("range(101)", "range(26)")
+    assert few != script
+    exec("\n".join([few, *rest]), {"__name__": "__main__"})
+    bits = [float(x) for x in re.findall(r"([\d.]+) bits a byte", capsys.readouterr().out)]
+    assert len(bits) == 2 and bits[0] > 7.5 and bits[-1] < 6
+
+
+def run_script(rank: int, world: int, script: str, out: Path) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(script, {"__name__": "__main__"})
+    out.with_suffix(f".{rank}").write_text(printed.getvalue())
+
+
+def test_two_processes_train_on_one_sequence(tmp_path):
+    partition, script = BLOCK.findall((DOCS / "guide/many_gpus.md").read_text())
+    exec(partition.replace("partition.png", str(tmp_path / "partition.png")), {})
+    few = script.replace("N, DIM, HEADS = 2048", "N, DIM, HEADS = 256")
+    assert few != script
+    on_ranks(2, run_script, few, tmp_path / "printed", group=False)
+    losses = re.findall(r"loss ([\d.]+)", (tmp_path / "printed.0").read_text())
+    assert len(losses) == 4 and float(losses[-1]) < 3.6
+
+
+# ---- the notebook
+
+CELLS = json.loads((DOCS / "guide/tour.ipynb").read_text())["cells"]
+CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+FEWER = {"steps=60": "steps=10", "eval_every=20": "eval_every=5"}
+SHELL = re.compile(r"^!\{PYTHON\} (.*)", re.DOTALL)
+
+
+def test_outputs_and_pictures_are_stored():
+    outputs = [output for cell in CELLS for output in cell.get("outputs", [])]
+    assert len(CODE) >= 8 and not any(output["output_type"] == "error" for output in outputs)
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    told = "".join("".join(output.get("text", "")) for output in outputs)
+    assert "relative error" in told and "test accuracy" in told and "/home" not in told
+
+
+@pytest.mark.slow
+def test_the_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def shell(arguments: str) -> None:
+        """Runs a program as a command does, in this process: a start takes seconds."""
+        flag, module, *words = shlex.split(arguments)
+        assert flag == "-m"
+        if module == "experiments.train":  # the reader's has more layers and steps
+            words = [FEWER.get(word, word) for word in words] + ["model.layers=1"]
+            assert {*FEWER.values()} <= {*words}
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", [module, *words])
+            import_module(module).main()
+
+    namespace = {"shell": shell}
+    for cell in CODE:
+        exec(SHELL.sub(r"shell('''\1''')", cell), namespace)
+    printed = "".join(capsys.readouterr())
+    assert printed.count("relative error") == 4 and "test accuracy" in printed
+    assert re.search(r"^local\(64\) +0\.\d+ +64x64", printed, re.MULTILINE)

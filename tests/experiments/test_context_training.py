@@ -17,7 +17,7 @@ from experiments.training import run_file, state
 from experiments.training.clock import Interrupted
 from experiments.training.train import Session
 from tests.experiments.lra.training.cases import journal, settings, write_data
-from tests.sparseflash.test_context_parallel import on_ranks
+from tests.processes import on_ranks
 
 RUNS = {"lm": lm_run.train, "lra": lra_run.train}
 

@@ -85,8 +85,3 @@ def test_decode_waits_for_nothing():
         call()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_decode_compiles_into_one_graph(fresh_dynamo):
-    call, _ = decode_step()
-    assert torch.equal(torch.compile(call, fullgraph=True)(), call())

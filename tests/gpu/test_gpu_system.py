@@ -55,15 +55,6 @@ def test_parts_of_long_rows_are_summed_in_one_order(head_dim, length, backend):
     assert_repeats(qkv, mask, backend=backend)
 
 
-def test_outputs_have_the_same_bits_in_every_run_and_gradients_almost(backend):
-    qkv = inputs(1000)
-    first = run(sparseflash.attention, qkv, MASK, backend=backend)
-    for _ in range(4):
-        again = run(sparseflash.attention, qkv, MASK, backend=backend)
-        assert torch.equal(again[0], first[0])
-        assert_equal(again, first, EPS)
-
-
 def test_calls_on_several_streams_at_once_do_not_disturb_each_other(backend):
     options = SAME_BITS | {"backend": backend}
     problems = [inputs(1500 + 100 * i, seed=i) for i in range(4)]
@@ -266,14 +257,6 @@ def test_second_device_computes_there():
     results = run(sparseflash.attention, second, MASK)
     assert all(t.device == torch.device("cuda:1") for t in results)
     assert_equal([t.to("cuda:0") for t in results], run(sparseflash.attention, first, MASK))
-
-
-def test_inputs_on_two_devices_are_refused():
-    q, k, v = inputs(64)
-    with pytest.raises(ValueError, match=r"v is .* on cpu; bring them to one dtype and device"):
-        sparseflash.attention(q, k, v.cpu())
-    with pytest.raises(ValueError, match=r"on cpu; pass one int64 element on cuda:0"):
-        sparseflash.attention(q, k, v, dropout_p=0.1, seed=torch.tensor([1]))
 
 
 def test_explain_chooses_the_fastest_for_cuda_tensors():

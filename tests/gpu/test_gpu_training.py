@@ -8,8 +8,12 @@ from experiments.lra.models.attention import make_attention
 from experiments.training import state as checkpoint
 from experiments.training.device import capture, warm_up
 from experiments.training.step import Trainer
-from tests.experiments.lra.training.cases import journal, settings, train
-from tests.experiments.lra.training.commands import assert_processes_train_as_one
+from tests.experiments.lra.training.cases import (
+    assert_processes_train_as_one,
+    journal,
+    settings,
+    train,
+)
 from tests.gpu_calls import GPU
 
 pytestmark = GPU

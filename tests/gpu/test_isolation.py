@@ -11,7 +11,7 @@ import masks
 import sparseflash
 from sparseflash.select.kernels import picked
 from sparseflash.testing import make_qkv, relative_error
-from tests import bounds_cases, nan_cases
+from tests import nan_cases
 from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW
 from tests.gpu_calls import GPU, assert_equal, pairwise
 from tests.poison import surrounded
@@ -130,19 +130,19 @@ def test_results_do_not_write_around_themselves(backend):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_attention_reads_nothing_around_its_inputs(seed, backend):
-    bounds_cases.attention(seed, backend, "cuda", LOW if backend == "hopper" else DTYPES)
+    nan_cases.attention(seed, backend, "cuda", LOW if backend == "hopper" else DTYPES)
 
 
 @pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "joined"])
 @pytest.mark.parametrize("seed", range(20))
 def test_picks_read_nothing_around_their_inputs(seed, gathers, monkeypatch):
     monkeypatch.setattr(picked, "_gathers", lambda *given: gathers)
-    bounds_cases.picks(seed, "cuda", DTYPES)
+    nan_cases.picks(seed, "cuda", DTYPES)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_decoding_reads_nothing_around_its_inputs(seed):
-    bounds_cases.decode(seed, "cuda", DTYPES[seed % 3])
+    nan_cases.decode(seed, "cuda", DTYPES[seed % 3])
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -9,7 +9,7 @@ from sparseflash.select.kernels import picked
 from sparseflash.testing import make_qkv, relative_error
 from tests import picks_cases
 from tests.gpu_calls import GPU, captured
-from tests.no_sync import NoSync
+from tests.op_cases import NoSync
 from tests.picks_cases import CASES, GATHERED, Case
 
 pytestmark = GPU
@@ -97,17 +97,6 @@ def test_inductor_at_any_length(form):
         grads = [torch.autograd.grad(out.square().sum(), qkv) for out in results]
         assert relative_error(*results) < 1e-6
         assert all(relative_error(a, b) < 1e-5 for a, b in zip(*grads, strict=True))
-
-
-@pytest.mark.parametrize("selector", [select.nsa(8), select.moba(128, 3)], ids=str)
-def test_picks_of_a_selector(selector):
-    options = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}
-    qkv = make_qkv(1, 8, 2000, 2000, 64, kv_heads=2, **options)
-    picks, selection = selector.picks(*qkv[:2]), selector(*qkv[:2])
-    results = [sparseflash.attention(*qkv, mask) for mask in (picks, selection)]
-    grads = [torch.autograd.grad(out.float().square().sum(), qkv) for out in results]
-    for got, want in zip((results[0], *grads[0]), (results[1], *grads[1]), strict=True):
-        assert relative_error(got, want) < 1e-2
 
 
 @pytest.mark.parametrize(

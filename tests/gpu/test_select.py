@@ -9,7 +9,6 @@ import masks
 import sparseflash
 from sparseflash import packed, select
 from sparseflash.schedule import as_tensors
-from sparseflash.select import antidiagonals, tokens
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv, relative_error
 from tests.gpu_calls import GPU, IS_HOPPER, captured, inputs, pairwise
@@ -128,28 +127,6 @@ def test_in_a_graph(name):
         torch.cuda.synchronize()
         for a, b in zip(results, step(), strict=True):
             assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(
-    "selector, kv_heads", [(select.moba(64, 5, 64), 2), (select.nsa(8), 4), (select.nsa(8), 1)]
-)
-def test_tokens_pick_as_in_torch(selector, kv_heads, dtype):
-    """Many chunks, so that tiles of several widths take part."""
-    q, k, _ = make_qkv(1, 4, 20000, 20000, 64, kv_heads=kv_heads, dtype=dtype, device="cuda")
-    found, expected = selector.words(q, k), tokens.pick_torch(selector, q, k, 20032)
-    assert found.shape == expected.shape
-    assert float((found != expected).float().mean()) < 1e-4  # rounding may swap near ties
-
-
-@pytest.mark.parametrize("within", [None, CAUSAL])
-@pytest.mark.parametrize("stride", [16, 64])
-def test_block_sums_as_in_torch(stride, within):
-    q, k, _ = make_qkv(1, 4, 5000, 5000, 64, kv_heads=2, dtype=torch.bfloat16, device="cuda")
-    found = select.antidiagonal(stride, within=within).scores(q, k)
-    allowed = antidiagonals._allowed(within, 5000, 5000, (128, 128), stride, 4, q.device)
-    expected = antidiagonals.block_sums_torch(q.float(), k.float(), stride, (128, 128), allowed)
-    assert relative_error(found, expected) < 1e-3
 
 
 def test_one_million_tokens_of_codes():

@@ -12,7 +12,7 @@ from sparseflash import Terms
 from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
 from sparseflash.schedule import schedule_for
 from sparseflash.tiles.lists import tile_lists
-from tests import bias_cases, capping_cases
+from tests import terms_cases
 from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, build, check, draw, random_case
 from tests.gpu_calls import GPU, MASK, SAME_BITS, inputs, pairwise
 from tests.problems import problem_of
@@ -139,18 +139,18 @@ def test_bias_at_every_width(head_dim, dtype):
 
 @pairwise(
     {
-        "largest": capping_cases.LARGEST,
-        "cap": capping_cases.CAPS,
+        "largest": terms_cases.LARGEST,
+        "cap": terms_cases.CAPS,
         "fast": [False, True],
     }
 )
 def test_capped_scores(largest, cap, fast):
-    capping_cases.check(largest, cap, fast, "cuda")
+    terms_cases.check(largest, cap, fast, "cuda")
 
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_capped_scores_that_are_not_finite(fast):
-    capping_cases.check_what_is_not_finite(fast, "cuda")
+    terms_cases.check_what_is_not_finite(fast, "cuda")
 
 
 @pairwise(
@@ -227,13 +227,13 @@ def test_bias_of_any_radius(n_q, n_k, dtype, radius):
 
 @pairwise(
     {
-        "name": bias_cases.CASES,
+        "name": terms_cases.CASES,
         "head_dim": [64, 128],
         "dtype": DTYPES,
     }
 )
 def test_bias_where_the_near_tiles_are(name, head_dim, dtype):
-    case = bias_cases.case(name, head_dim=head_dim, dtype=dtype, heads=4, kv_heads=2, batch=2)
+    case = terms_cases.case(name, head_dim=head_dim, dtype=dtype, heads=4, kv_heads=2, batch=2)
     check(case, "triton", "cuda")
     check(replace(case, terms=("softcap", "slopes", "bias"), dropout_p=0.3), "triton", "cuda")
 

@@ -39,43 +39,28 @@ def long(n):
 EXTENT = "heads and head dim must be at least 1"
 ONE_DTYPE = "bring them to one dtype and device"
 CAST = "cast it to bfloat16, float16, float32 or float64"
-POSITIVE = "it must be positive and finite"
 PROBABILITY = "it must lie in [0, 1)"
 SEED = "pass an int in [0, 2**63), an int64 tensor or None"
-SEED_TENSOR = "pass one int64 element on cpu, or an int"
 EXTENT_OF_MASK = "each extent of the mask must be 1 or that of q"
 ARRAY = "give booleans, True where allowed"
-SHAPES_OF_MASK = "give (n_q, n_k), (heads, n_q, n_k) or (batch, heads, n_q, n_k)"
 
 CASES = {
     # name: changed arguments, the value in the message, the remedy in the message
     "no key heads": ({"k": K[:, :0], "v": V[:, :0]}, "k has shape (2, 0, 40, 8)", EXTENT),
-    "no head dim": (like(lambda t: t[..., :0]), "q has shape (2, 4, 40, 0)", EXTENT),
     "k of another dtype": ({"k": K.double()}, "k is torch.float64", ONE_DTYPE),
     "v on another device": ({"v": V.to("meta")}, "v is torch.float32 on meta", ONE_DTYPE),
-    "everything on meta": (like(lambda t: t.to("meta")), "meta", "cuda"),
     "integers": (like(torch.Tensor.long), "torch.int64", CAST),
-    "float8 e4m3": (like(lambda t: t.to(torch.float8_e4m3fn)), "q is torch.float8_e4m3fn", CAST),
     "3 heads over 2": ({"q": Q[:, :3]}, "q has 3 heads, k and v 2", "must be a multiple"),
-    "v shorter than k": ({"v": V[:, :, :39]}, "(2, 2, 40, 8), v (2, 2, 39, 8)", "must be equal"),
     "q an array": ({"q": Q.numpy()}, "q is a ndarray", "pass a torch tensor"),
-    "q sparse": ({"q": Q.to_sparse()}, "q is sparse, of layout torch.sparse_coo", "dense tensor"),
     "all jagged": (dict.fromkeys("qkv", JAGGED), "q is nested, of layout torch.jagged", "packed"),
-    "scale 0": ({"scale": 0}, "scale is 0", POSITIVE),
     "scale a text": ({"scale": "1"}, "scale is '1'", "pass a positive number or None"),
-    "scale of 2 elements": ({"scale": torch.ones(2)}, "shape (2,)", "pass one number"),
     "scale with a gradient": (
         {"scale": torch.tensor(0.5, requires_grad=True)},
         "scale is a tensor that requires a gradient",
         "multiply q by it and pass scale=1.0",
     ),
-    "deterministic a text": ({"deterministic": "no"}, "is 'no'", "pass True or False"),
-    "dropout a text": ({"dropout_p": "0.1"}, "dropout_p is '0.1'", "pass a number in [0, 1)"),
     "dropout 1": ({"dropout_p": 1}, "dropout_p is 1", PROBABILITY),
     "seed negative": (seed(-1), "seed is -1", SEED),
-    "seed a float": (seed(1.5), "seed is 1.5", SEED),
-    "seed of 2 elements": (seed(torch.tensor([1, 2])), "shape (2,)", SEED_TENSOR),
-    "seed elsewhere": (seed(torch.tensor(1, device="meta")), "on meta", SEED_TENSOR),
     "hopper on the CPU": ({"backend": "hopper"}, "its kernels run on CUDA tensors", "cpu"),
     "backend unknown": ({"backend": "cuda"}, "'cuda'", "auto, hopper, triton, cpu, reference"),
     "triton in float64": (like(torch.Tensor.double) | {"backend": "triton"}, "torch.float64", ""),
@@ -90,16 +75,13 @@ CASES = {
         "build it with mask.build(40, 40), or pass the Mask itself",
     ),
     "array of other length": ({"mask": np.ones((40, 41), bool)}, "40", "n_q=40, n_k=41"),
-    "array of batch 3": ({"mask": ones(3, 1, 40, 40)}, "batch 3", EXTENT_OF_MASK),
     "BlockMask of 3 heads": (
         {"mask": masks.mask_from(np.ones((3, 40, 40), bool)).build(40)},
         "heads 3, q has 2 and 4",
         EXTENT_OF_MASK,
     ),
     "mask a string": ({"mask": MASK.key}, "mask is a str", "(masks.parse turns text"),
-    "mask a list": ({"mask": [[True]]}, "mask is a list", "np.array makes an array of lists"),
     "mask a pattern": ({"mask": masks.causal}, "mask is a function", "(call it: causal(...))"),
-    "mask a transform": ({"mask": masks.shift(1)}, "mask is a", "mask >> transform"),
     "mask a function": ({"mask": lambda q, k: q >= k}, "mask is a function", "(masks.where turns"),
     "mask a selector": (
         {"mask": select.top_k(2)},
@@ -108,7 +90,6 @@ CASES = {
     ),
     "mask of torch": ({"mask": THEIRS}, "mask is a BlockMask", "(masks.interop.from_flex converts"),
     "mask of ints": ({"mask": np.ones((40, 40), int)}, "int64", ARRAY),
-    "mask of 1 dimension": ({"mask": ones(40)}, "(40,)", SHAPES_OF_MASK),
     "mask of padding": (
         {"mask": ones(2, 40)},
         "build it for n_q=2",

@@ -1,16 +1,12 @@
 """Context parallelism on gloo processes: outputs, gradients and bytes against one process."""
 
 import contextlib
-import os
-import socket
 from typing import Any, cast
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +18,7 @@ from sparseflash.distributed import context_parallel
 from sparseflash.distributed import exchange as exchange_of
 from sparseflash.distributed.exchange import Chosen, Rows, Transfer, Units
 from sparseflash.distributed.route import Exchange
+from tests.processes import on_ranks
 
 BATCH, SIZE, DIM, DIM_V = 2, 16, 16, 24
 
@@ -53,34 +50,6 @@ FAMILIES = {
     "by sequence": by_sequence,
     "dense": lambda n: None,
 }
-
-
-def port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def started(rank: int, world: int, at: int, body: Any, arguments: tuple) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(at))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
-    try:
-        body(rank, world, *arguments)
-    finally:
-        dist.destroy_process_group()
-
-
-def on_ranks(world: int, body: Any, *arguments: Any) -> None:
-    """Run body(rank, world, *arguments) in so many processes; the first error is raised here.
-
-    Without Triton's interpreter, which would take minutes.
-    """
-    plain = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    with mock.patch.dict(os.environ, plain, clear=True):
-        mp.start_processes(  # pyright: ignore[reportPrivateImportUsage]
-            started, (world, port(), body, arguments), world, start_method="spawn"
-        )
 
 
 class Call:

@@ -14,12 +14,12 @@ import masks
 import sparseflash
 from sparseflash.select.kernels import picked
 from sparseflash.testing import make_qkv, relative_error
-from tests import bounds_cases, op_cases
+from tests import nan_cases, op_cases
 from tests.nan_cases import check, check_decode, random_nan_case
 from tests.op_cases import INTERPRETED
 
 LENGTHS = 16, 63, 100
-SEEDS = range(7)
+SEEDS = range(5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -64,21 +64,21 @@ def test_lengths(backend, seed):
 @INTERPRETED
 @pytest.mark.parametrize("seed", [1, 3, 4, 7])
 def test_attention_reads_nothing_around_its_inputs(seed):
-    bounds_cases.attention(seed, "triton", "cpu", (torch.float32, torch.float16))
+    nan_cases.attention(seed, "triton", "cpu", (torch.float32, torch.float16))
 
 
 @INTERPRETED
 @pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "joined"])
-@pytest.mark.parametrize("seed", [4, 5, 6, 9])
+@pytest.mark.parametrize("seed", [5, 9])
 def test_picks_read_nothing_around_their_inputs(seed, gathers, monkeypatch):
     monkeypatch.setattr(picked, "_gathers", lambda *given: gathers)
-    bounds_cases.picks(seed, "cpu", (torch.float32, torch.float16))
+    nan_cases.picks(seed, "cpu", (torch.float32, torch.float16))
 
 
 @INTERPRETED
 @pytest.mark.parametrize("seed", range(10, 14))
 def test_decoding_reads_nothing_around_its_inputs(seed):
-    bounds_cases.decode(seed, "cpu", (torch.float32, torch.float16)[seed % 2])
+    nan_cases.decode(seed, "cpu", (torch.float32, torch.float16)[seed % 2])
 
 
 # ---- blocks of the CPU backend, which hold pairs that are hidden

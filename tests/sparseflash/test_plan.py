@@ -13,7 +13,7 @@ from sparseflash import select
 from sparseflash.backends import cpu, triton
 from sparseflash.cache import Cache, cache
 from sparseflash.lengths import blocks_of
-from sparseflash.testing import make_qkv, relative_error
+from sparseflash.testing import relative_error
 from tests.op_cases import FORMS, MASK, exact, plans, small, token_major, without_backward
 
 
@@ -48,15 +48,11 @@ def test_same_call_is_checked_once(mask, checked):
 DIFFERENT = {
     "length": lambda qkv: (inputs(41), {}),
     "batch": lambda qkv: ([t[:1] for t in qkv], {}),
-    "heads": lambda qkv: (make_qkv(2, 3, 40, 40, 8, kv_heads=1), {}),
     "head dim": lambda qkv: (inputs(head_dim=16), {}),
-    "head dim of v": lambda qkv: (inputs(v_head_dim=12), {}),
     "dtype": lambda qkv: ([t.double() for t in qkv], {}),
     "strides": lambda qkv: ([token_major(t) for t in qkv], {}),
-    "last stride": lambda qkv: ([t.mT.contiguous().mT for t in qkv], {}),
     "scale": lambda qkv: (qkv, {"scale": 0.7}),
     "mask": lambda qkv: (qkv, {"mask": masks.local(3)}),
-    "no mask": lambda qkv: (qkv, {"mask": None}),
     "backend": lambda qkv: (qkv, {"backend": "reference"}),
     "deterministic": lambda qkv: (qkv, {"deterministic": True}),
 }

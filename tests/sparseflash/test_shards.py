@@ -1,14 +1,94 @@
 """Tensor parallelism and DTensors, on two processes of this machine."""
 
-from pathlib import Path
+import copy
 
-from tests.processes import in_a_new_process
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import masks
+from sparseflash import BlockSparseAttention, Rotary, Terms, attention
+from tests.processes import on_ranks
+
+MASK = masks.local(9) | masks.global_tokens(2)
+PER_HEAD = masks.heads(masks.local(3), masks.dense(), masks.causal(), masks.local(8))
+
+
+def full(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def gradients(out, inputs):
+    weight = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
+    return torch.autograd.grad((full(out) * weight).sum(), inputs)
+
+
+def same(found, wanted):
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(full(ours), theirs)
+
+
+def check_layer(mesh, local=True, heads=4, **options):
+    """Output and gradients of a layer that is split by heads are those of the whole layer."""
+    torch.manual_seed(0)
+    whole = BlockSparseAttention(24, heads, dtype=torch.float64, **options)
+    x = torch.randn(2, 40, 24, dtype=torch.float64, requires_grad=True)
+    split = copy.deepcopy(whole)
+    columns = ColwiseParallel(use_local_output=local)
+    plan = {"q": columns, "k": columns, "v": columns, "out": RowwiseParallel()}
+    parallelize_module(split, mesh, plan)
+    out, wanted = split(x), whole(x)
+    same([out], [wanted])
+    same(
+        gradients(out, [x, *split.parameters()]),
+        gradients(wanted, [x, *whole.parameters()]),
+    )
+
+
+def check_attention(mesh, placement, kept, mask=MASK, **options):
+    """Results and gradients of DTensors are those of one process."""
+    torch.manual_seed(0)
+    q = torch.randn(4, 4, 40, 8, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(4, 2, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    terms = Terms(sink=torch.randn(4, dtype=torch.float64, requires_grad=True))
+    leaves = [q, k, v, terms.sink]
+    shared = [distribute_tensor(t, mesh, [placement]) for t in leaves[:3]]
+    options |= {"return_lse": True, "terms": terms}
+    out, lse = attention(*shared, mask, **options)
+    wanted = attention(*leaves[:3], mask, **options)
+    assert out.placements == lse.placements == (kept,), out.placements
+    same([out, lse], wanted)
+    same(gradients(out, [*shared, terms.sink]), gradients(wanted[0], leaves))
+
+
+def ranks(rank: int, world: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    check_layer(mesh, mask=MASK)
+    check_layer(mesh, mask=MASK, kv_heads=2, rotary=Rotary())
+    check_layer(mesh, local=False, mask=PER_HEAD)
+    for local, options, named in (
+        (True, {"kv_heads": 1, "head_dim": 6}, "1 key heads of 6"),
+        (True, {"mask": PER_HEAD}, "use_local_output=False"),
+        (True, {"dropout": 0.1}, "use_local_output=False"),
+    ):
+        try:
+            check_layer(mesh, local, **options)
+        except ValueError as error:
+            assert named in str(error), error
+        else:
+            raise AssertionError(f"{options} ran")
+    lengths = [40, 13, 0, 25]
+    check_attention(mesh, Shard(0), Shard(0), lengths=lengths)
+    check_attention(mesh, Shard(1), Shard(1), lengths=torch.tensor(lengths))
+    check_attention(mesh, Shard(2), Replicate())
+    check_attention(mesh, Shard(1), Replicate(), PER_HEAD)
+    check_attention(mesh, Shard(0), Replicate(), dropout_p=0.3, seed=5)
 
 
 def test_two_processes_have_the_results_of_one():
-    script = str(Path(__file__).with_name("shard_ranks.py"))
-    told = in_a_new_process(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script,
-        OMP_NUM_THREADS="1",
-    )  # fmt: skip
-    assert told == "equal"
+    on_ranks(2, ranks)

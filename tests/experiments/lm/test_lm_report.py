@@ -9,15 +9,11 @@ from experiments.lm.report import (
     Case,
     Options,
     about,
-    bucketed,
-    context_table,
     grouped,
     main,
-    mask_table,
     row,
     same_table,
     tables,
-    thinned,
 )
 from experiments.lm.run import train
 
@@ -63,28 +59,6 @@ def test_tables_mix_no_options_that_no_case_changes():
             first, second = grouped([usual, other, usual | {"seed": 1}], plan)
             assert len(first[0].rows) == 2 and second[0].rows == [other], (plan, name)
             assert about(first) != about(second), (plan, name)
-
-
-def test_contexts_and_masks_are_in_order():
-    rows = [ROW | {"case": str(n), "context": n, "batch": 64 // n} for n in (32, 8)]
-    _, *lines = context_table([Case([row]) for row in rows])
-    assert lines == [
-        [n, w, "2.72", "1.000", "3.000", "4", "10"] for n, w in (("8", "8"), ("32", "2"))
-    ]
-    rows = [
-        ROW | {"case": name, "mask": name, "density": density, "pairs": pairs, "steps": 7}
-        for name, density, pairs in (("few", 0.5, 0.25), ("dense", 1.0, 1.0))
-    ]
-    _, *lines = mask_table([Case([row]) for row in rows])
-    assert lines == [
-        ["dense", "`dense`", "100.0 %", "100.0 %", "7", "2.72", "1.000", "4"],
-        ["few", "`few`", "50.0 %", "25.0 %", "7", "2.72", "1.000", "4"],
-    ]
-
-
-def test_curves_are_thinned():
-    assert thinned([(i, float(i)) for i in range(1, 101)], 40)[0] == (3, 2.0)
-    assert bucketed([1.0, 2.0, 3.0, 3.0, 5.0, 5.0, 5.0, 5.0], 3) == [(2, 1.5), (4, 3.0), (8, 5.0)]
 
 
 def test_runs_become_rows_tables_and_figures(settings, tmp_path, capsys):

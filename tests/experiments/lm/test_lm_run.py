@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 
-from experiments.common import config
 from experiments.lm import run as lm_run
 from experiments.lm.run import make_model, tail, train
 from experiments.lm.settings import LAYERS, make_settings
@@ -164,9 +163,3 @@ def test_blocks_may_be_compiled_by_themselves(settings, monkeypatch):
     assert run["sessions"][0]["compiled"] == LAYERS and not plain["sessions"][0]["compiled"]
     loss = plain["result"]["train_loss"]
     assert run["result"]["train_loss"] == pytest.approx(loss, rel=1e-5)
-
-
-def test_help_describes_the_options():
-    from experiments.lm.settings import LmOptions
-
-    assert all(words for _, words in config.help_rows(LmOptions))

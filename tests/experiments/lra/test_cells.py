@@ -129,16 +129,6 @@ def test_a_setting_with_another_value_is_another_cell(cell):
     assert len(cell(*runs).runs) == 2
 
 
-def test_every_run_has_a_line_with_its_minutes_and_steps(tmp_path):
-    more = {"val_accuracy": 0.45, "seconds": 90.0}
-    write_run(tmp_path, "listops", "standard", steps=400, date=NEW, more=more)
-    lines, _ = Table(read_runs(str(tmp_path))).sections["runs"]
-    assert lines[1:] == [
-        ["ListOps (generated, 2k)", "Transformer", "0", "400†", "1000", "1.5", "10.00", "40.0",
-         "45.0", "", "GPU A", NEW],
-    ]  # fmt: skip
-
-
 def test_the_papers_values_are_of_its_recipe():
     """On Path-X it starts from the weights of Pathfinder-64."""
     tasks = ("pathfinder128", 61.4), ("listops", None)

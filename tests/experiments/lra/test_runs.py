@@ -32,22 +32,6 @@ def test_globs_and_several_folders_find_each_run_once(tmp_path):
             read_runs(str(tmp_path / place))
 
 
-def test_labels_say_how_a_run_differs_from_the_reference_recipe(tmp_path):
-    labels = [
-        ({}, ""),
-        ({"strokes": 192}, "strokes of 192"),
-        ({"strokes": [256, 128, 160.5]}, "strokes of 128 to 256"),
-        ({"margins": [1, 2], "distractors": 0}, "margins [1, 2], distractors 0"),
-        ({"margins": None, "order": "row", "difficulty": 14}, ""),
-    ]
-    for number, (task, _) in enumerate(labels):
-        settings = {"task": task, "attention": {"name": "sparse", "mask": "butterfly"}}
-        write_run(tmp_path / str(number), "listops", "sparse", settings=settings)
-    found = read_runs(str(tmp_path))
-    assert [run.label for run in found] == [label for _, label in labels]
-    assert {run.mask for run in found} == {"butterfly"}
-
-
 def test_an_archive_gives_the_table_of_its_runs_and_the_same_bytes(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / "runs", "listops", "sparse", seed, more={"density": 0.5})

@@ -3,7 +3,6 @@
 import pytest
 
 from experiments.common.rows import frame
-from experiments.common.tables import markdown
 from experiments.lra import published as lra
 from experiments.lra.cells import Column, RowKey, average, mean_speedup, speedup
 from experiments.lra.runs import read_runs
@@ -41,30 +40,6 @@ def line(found, first):
 def numbers(found):
     """The rows of the CSV by attention and task."""
     return {(row["attention"], row["task"]): row for row in found.frame().to_dict("records")}
-
-
-# Table 3 and Table 6 of Dao et al. 2022, typed a second time and by column.
-TABLE_3 = {
-    "listops": (36.0, 37.6, 37.0, 35.6, 38.8, 36.8, 36.1, 36.5, 36.1),
-    "text": (63.6, 63.9, 63.0, 55.9, 63.2, 63.6, 60.2, 63.8, 64.1),
-    "retrieval": (81.6, 81.4, 81.3, 77.7, 80.7, 82.2, 76.7, 78.5, 79.0),
-    "image": (42.3, 43.5, 43.6, 37.8, 42.6, 42.1, 40.6, 39.6, 39.6),
-    "pathfinder32": (72.7, 72.7, 73.3, 67.6, 72.5, 69.9, 66.6, 69.4, 70.5),
-}
-SPEEDUPS = (1.0, 2.4, 2.8, 2.5, 2.3, 1.8, 1.7, 1.3, 1.7)
-ORDER = "standard flash sparse linformer linear performer local reformer smyrf".split()
-
-
-def test_published_numbers_are_those_of_the_paper():
-    table_6 = {("flash", "pathfinder128"): 61.4, ("sparse", "pathfinder128"): 56.0}
-    table_6 |= {("sparse", "pathfinder256"): 63.1}
-    table_3 = {
-        (name, task): accuracy
-        for task, column in TABLE_3.items()
-        for name, accuracy in zip(ORDER, column, strict=True)
-    }
-    assert lra.PAPER == table_3 | table_6
-    assert lra.PAPER_SPEEDUP == dict(zip(ORDER, SPEEDUPS, strict=True))
 
 
 def test_the_papers_averages_follow_from_its_cells():
@@ -221,14 +196,6 @@ def test_an_average_compares_with_the_paper_over_the_same_tasks(table):
     assert found.paper == pytest.approx((36.0 + 63.6) / 2)
 
 
-def test_the_table_says_which_length_its_average_takes(table):
-    long = run(task="text", accuracy=0.66, length=4096, source="official")
-    found = table(long, run(task="text", accuracy=0.64, length=1024, source="official"))
-    note = "average: of Text (official, 1k), where a row has it, else of Text (official, 4k)"
-    assert note in found.footnotes()
-    assert line(found, "Transformer")[-3] == "64.0 (1 of 5) [63.6]"
-
-
 def test_missing_tasks_count_as_chance_in_the_second_mean(table):
     tasks = {"listops": 0.37, "text": 0.65, "image": 0.42}
     made = table(*(run(task=task, accuracy=accuracy) for task, accuracy in tasks.items()))
@@ -272,22 +239,6 @@ def test_differences_are_paired_by_seed_in_the_same_recipe(table):
     assert row["from_standard_covers"] == "s" and row["from_flash"] != row["from_flash"]
 
 
-def test_steps_and_data_of_each_cell(table):
-    data = {"batch": 32, "examples": [96_000, 2000, 2000]}
-    found = table(
-        run(steps=5000, planned=5000, settings=data | {"stop_at": 0.5}),
-        run(seed=1, steps=4000, planned=4000, settings=data | {"stop_at": 0.5, "steps": 5000}),
-        run("linear", steps=400, settings=data),
-    )
-    lines, _ = found.sections["training"]
-    assert lines[1][:2] == ["examples: train / val / test", "96,000 / 2,000 / 2,000"]
-    assert lines[2][:3] == ["Transformer", "4,000 to 5,000 x 32 (1.67)", "–"]
-    assert lines[3][:2] == ["linear attention", "400 x 32 (0.133)†"]
-    row = numbers(found)["standard", "listops"]
-    assert (row["batch"], row["train_examples"], row["test_examples"]) == (32, 96000, 2000)
-    assert (row["steps"], row["seconds"]) == (4000, 50)  # the fewest, the longest
-
-
 def test_sources_and_lengths_of_data_have_columns_of_their_own(table):
     found = table(
         run(accuracy=0.50),
@@ -306,71 +257,10 @@ def test_sources_and_lengths_of_data_have_columns_of_their_own(table):
     assert f"Image (CIFAR-10 gray, 2k): {CIFAR}" in found.footnotes()
 
 
-def test_columns_that_differ_in_their_counts_alone_say_them(table):
-    found = table(run(source="generated"), *(run(source=f"generated, {n}") for n in ("9", "8")))
-    texts = ["ListOps (generated, 2k)", *(f"ListOps (generated, 2k), {n}" for n in ("9", "8"))]
-    for name, (lines, _) in found.sections.items():
-        heads = {line[0] for line in lines[1:]} if name == "runs" else set(lines[0])
-        assert set(texts) <= heads
-
-
-def test_missing_cells_are_shown_and_have_empty_cells_in_the_csv(table):
-    found = table(run())
-    shown = [cells[0] for cells in found.sections["accuracy"][0][1:10]]
-    assert shown == list(lra.ATTENTIONS.values())
-    assert line(found, "Reformer")[1:] == [
-        "– [36.5]", "– [63.8]", "– [78.5]", "– [39.6]", "– [69.4]", "–", "– [1.3x]", "–",
-    ]  # fmt: skip
-    rows = numbers(found)
-    assert len(rows) == 9 * 5
-    missing = rows["smyrf", "image"]
-    assert missing["accuracy"] != missing["accuracy"] and missing["traced"] is None
-    assert (missing["paper"], missing["runs"]) == (39.6, 0)
-
-
-def test_each_mask_name_and_recipe_has_a_line_and_only_the_default_the_papers_values(table):
-    found = table(
-        run("sparse", mask="butterfly"),
-        run("sparse", mask="local(64) | butterfly(32)"),
-        run(name="wide"),
-        run("flash", settings=GOOGLE | {"scale": "small", "task": {"order": "hilbert"}}),
-    )
-    assert line(found, "block-sparse, butterfly")[1] == "40.0 [37.0]"
-    assert line(found, "block-sparse, local(64) | butterfly(32)")[1] == "40.0 [37.0]"
-    assert line(found, "Transformer, wide")[1] == "40.0"
-    assert line(found, "Transformer, wide")[-2] == "1.00x"
-    assert line(found, "FlashAttention, google, small, hilbert")[1] == "40.0"
-    text = found.text(markdown, "### {}")
-    assert "block-sparse, local(64) \\| butterfly(32)" in text and "§" not in text
-
-
-def test_shortcuts_stand_below_their_tasks(table):
-    found = table(run(), run(task="image"))
-    assert line(found, "shortcut: root operator")[1:6] == ["37.3", "", "", "", ""]
-    assert line(found, "shortcut: majority")[1:6] == ["17.5", "", "", "17.5", ""]
-
-
 def test_pre_training_enters_no_cell(table, tmp_path):
     found = table(run(), run(task="image", settings={"pretrain": "masked"}))
     assert [column.task for _, column in found.cells] == ["listops"]
     assert found.notes == [f"left out: {tmp_path}/01/image/standard/seed0, pre-training"]
-
-
-def test_block_sparse_rows_show_their_density_and_where_their_mask_comes_from(table):
-    resolved = {"mask": "local:64", "density": 0.125}
-    found = table(
-        run("sparse", more=resolved | {"mask_reconstructed": True}),
-        run("sparse", "text", more=resolved | {"density": 0.25}),
-        run("flash", "text"),
-    )
-    lines, _ = found.sections["accuracy"]
-    row = [cells[0] for cells in lines].index("block-sparse")
-    assert lines[row + 1][:3] == ["  density of its blocks (%)", "12.5*", "25.0"]
-    assert sum("density" in cells[0] for cells in lines) == 1
-    assert "* block-sparse on ListOps (generated, 2k): local:64" in found.footnotes()
-    listops = numbers(found)["sparse", "listops"]
-    about = [listops[name] for name in ("mask", "resolved_mask", "density")]
-    assert about == ["", "local:64", 12.5]
 
 
 def test_two_runs_are_two_rows_without_columns_of_dashes(tmp_path):

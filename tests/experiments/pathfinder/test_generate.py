@@ -1,6 +1,7 @@
 """The Pathfinder generator against dense oracles, official pixels and official statistics."""
 
 import hashlib
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,8 @@ from scipy.ndimage import grey_dilation
 
 from experiments.pathfinder import philox
 from experiments.pathfinder.generate import VERSION, Images, ends, make, on_disk
-from experiments.pathfinder.grow import _moved
-from experiments.pathfinder.parameters import SIZES, spec
+from experiments.pathfinder.grow import Board, _free_tail, _moved
+from experiments.pathfinder.parameters import SIZES, TAKEN, spec
 from experiments.pathfinder.render import INFO, LABEL, MARGIN, MARKERS, ORIGIN
 from experiments.pathfinder.statistics import OFFICIAL, measure, table
 from experiments.pathfinder.store import RUN
@@ -372,3 +373,23 @@ def test_images_take_several_strokes_in_turn_beyond_those_of_a_thread(tmp_path):
     for number in (0, 1, 2, RUN, RUN + 1, RUN + 2):
         own = make(specs[number % 3], 0, number, 1)
         assert (pixels[number] == own.pixels[0]).all() and labels[number] == own.labels[0]
+
+
+def test_the_last_free_places_are_equally_likely():
+    """Random tries miss four places of hundreds half of the time. All free ones are counted then,
+    those in the first and last rows and columns too."""
+    size, degree = 32, 0
+    t = tables(spec(size), 1)
+    top, bottom, left, right = t.foot_box[degree].tolist()
+    free = [(y, x) for y in (1 - top, size - 2 - bottom) for x in (1 - left, size - 2 - right)]
+    width = size + 2 * t.half
+    mask = np.ones(width * width)
+    for y, x in free:
+        mask[y * width + x + t.foot[t.foot_start[degree] : t.foot_start[degree + 1]]] = TAKEN
+    board = Board(mask, np.zeros((1, 2), np.int64), np.zeros((1, 1)), np.zeros(1))
+    state, found = np.empty(philox.STATE, np.uint64), Counter()
+    for index in range(400):
+        philox.start(state, 0, index, 0)
+        found[_free_tail(t, board, state, size, degree)] += 1
+    assert set(found) == set(free)
+    assert all(70 < count < 130 for count in found.values())

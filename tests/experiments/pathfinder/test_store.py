@@ -13,7 +13,6 @@ from experiments.pathfinder.generate import make, on_disk
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.store import filled
 
-ROOT = Path(__file__).parents[3]
 SHAPE = (200, 4, 5)
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import sparseflash
 from sparseflash.backends import cpu, hopper, reference
 from sparseflash.backends import triton as portable
 from sparseflash.backends.hopper import self_check, versions
@@ -90,20 +89,6 @@ def test_a_failed_self_check_is_a_reason_and_the_triton_backend_runs(machine):
         assert "failed: dq at head dim 64 has the error 0.5" in str(found["hopper"])
         machine.forget()
     assert machine.runs == 1
-
-
-@pytest.mark.filterwarnings("ignore:Triton .* is not among the tested versions")
-def test_explain_says_so(machine):
-    machine.triton = "3.10.0"
-    text = sparseflash.explain(*inputs())
-    assert text.count("self-check passed") == 2 and text.startswith("forward: hopper")
-    machine.finds = "it did not end within 900 s"
-    for file in machine.caches.rglob("*.json"):
-        file.unlink()
-    machine.forget()
-    text = sparseflash.explain(*inputs())
-    assert text.startswith("forward: triton")
-    assert text.count("self-check failed: it did not end within 900 s") == 2
 
 
 @pytest.mark.parametrize(

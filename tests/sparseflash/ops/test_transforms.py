@@ -103,11 +103,8 @@ def test_masks_are_not_mapped_over():
 
 FORWARD_MODE = {
     "jvp": lambda q, k, v: torch.func.jvp(function, (q, k, v), (q, k, v)),
-    "jvp of v": lambda q, k, v: torch.func.jvp(lambda v: function(q, k, v), (v,), (v,)),
-    "jacfwd": lambda q, k, v: torch.func.jacfwd(lambda q: loss(q, k, v))(q),
     "hessian": lambda q, k, v: torch.func.hessian(lambda q: loss(q, k, v))(q),
     "dual numbers": with_dual_numbers,
-    "dual numbers with gradients": lambda q, k, v: with_dual_numbers(q.requires_grad_(), k, v),
 }
 
 

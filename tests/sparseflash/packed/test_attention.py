@@ -15,8 +15,7 @@ from sparseflash.schedule import as_tensors
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import assert_close, make_qkv, oracle
 from tests import packing_cases
-from tests.no_sync import NoSync
-from tests.op_cases import assert_same, run
+from tests.op_cases import NoSync, assert_same, run
 from tests.packing_cases import assert_packings, errors_of_packings
 
 N = 150

@@ -80,10 +80,7 @@ OFFSETS = torch.tensor([0, 10, 32])
 REFUSED = {
     "odd": ((OFFSETS, 63, 4), {}, "n is 63: give an even number, for a noisy and a clean copy"),
     "both copies": ((2 * OFFSETS, 64, 4), {}, "cu_seqlens is 0, 20, 64: it must ascend from 0 to"),
-    "size": ((OFFSETS, 64, 0), {}, "size is 0: give an integer >= 1"),
-    "dtype": ((OFFSETS.float(), 64, 4), {}, "cu_seqlens is torch.float32: give int32 or int64"),
     "interleaved": ((OFFSETS, 64, 4), {"interleaved": 1}, "interleaved is 1: give True or False"),
-    "block size": ((OFFSETS, 64, 4), {"block_size": 24}, "block_size is 24: give multiples of 16"),
 }
 
 

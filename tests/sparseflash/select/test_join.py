@@ -12,7 +12,7 @@ from sparseflash import select
 from sparseflash.schedule import as_tensors
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
-from tests.no_sync import NoSync
+from tests.op_cases import NoSync
 from tests.sparseflash.select import oracle
 
 HEADS = 2

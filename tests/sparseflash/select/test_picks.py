@@ -1,5 +1,7 @@
 """Picks: what they accept, the lists made of them, and attention to them in the interpreter."""
 
+import itertools
+
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -8,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import masks
 import sparseflash
 from sparseflash import select
+from sparseflash.kernels.launch import launch
 from sparseflash.select import picked as module
 from sparseflash.select.kernels import picked
 from sparseflash.select.picks import Picks
@@ -196,26 +199,13 @@ def test_a_pick_that_comes_twice_counts_twice(monkeypatch):
     torch.testing.assert_close(*found)
 
 
-def test_the_same_bits_again_and_in_a_compiled_function():
-    case = CASES["three heads to a list, other values"]
-    q, k, v = make_qkv(1, 6, 18, 18, 24, kv_heads=2, v_head_dim=40, requires_grad=True)
-    picks = Picks.of(picks_cases.numbers(case, 0), case.block, case.n_k)
-    attend = lambda q, k, v: sparseflash.attention(q, k, v, picks, backend="triton")  # noqa: E731
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    for function in (attend, compiled):
-        grads = torch.autograd.grad(function(q, k, v).square().sum(), (q, k, v))
-        again = torch.autograd.grad(attend(q, k, v).square().sum(), (q, k, v))
-        assert all(map(torch.equal, grads, again))
-
-
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_a_compiled_function_takes_any_length(dynamic):
+def test_a_compiled_function_takes_any_length():
     def attend(q, k, v, blocks):
         picks = Picks.of(blocks, 16, k.shape[2])
         return sparseflash.attention(q, k, v, picks, backend="triton")
 
     torch.compiler.reset()
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=True)
     for n in (20, 35):
         qkv = make_qkv(1, 2, n, n, 16, kv_heads=1, requires_grad=True)
         blocks = torch.arange(n).view(1, 1, n, 1) % 2
@@ -286,3 +276,47 @@ def test_picks_that_do_not_fit():
     for selector in (select.nsa(2, 16, union=True), select.nsa(2, 16, within=masks.local(3))):
         with pytest.raises(ValueError, match="picks have none"):
             selector.picks(q, k)
+
+
+kernels = pytest.importorskip("sparseflash.kernels.tl.picks")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("queries, n_q, n_k, k", [(4, 18, 100, 3), (16, 17, 80, 5), (1, 5, 70, 4)])
+def test_joined_lists(queries, n_q, n_k, k, causal):
+    """Each block that queries of a tile picked comes once, with all of them, and no other."""
+    block, lists, tiles = 16, 2, -(-n_q // queries)
+    generator = torch.Generator().manual_seed(queries)
+    count = -(-n_k // block)
+    found = torch.rand(1, lists, n_q, count, generator=generator).argsort(-1)[..., :k]
+    found[torch.rand(found.shape, generator=generator) < 0.3] = -1
+    given = select.Picks.of(found, block, n_k, causal=causal).blocks
+    which, who = torch.full((2, lists, tiles, queries * k), -7, dtype=torch.int32)
+    counts = torch.full((lists, tiles), -7, dtype=torch.int32)
+    launch(
+        kernels.join_picks, (tiles, lists), given, which, who, counts, n_q, n_k, N_PICKS=k, PICKS=8,
+        QUERIES=queries, BLOCK=block, CAUSAL=causal,
+    )  # fmt: skip
+    for z, tile in itertools.product(range(lists), range(tiles)):
+        wanted = {}
+        for i, query in enumerate(range(tile * queries, min(n_q, tile * queries + queries))):
+            for number in found[0, z, query].tolist():
+                if number >= 0 and (not causal or number * block <= query + n_k - n_q):
+                    wanted[number] = wanted.get(number, 0) | 1 << i
+        end = int(counts[z, tile])
+        made = zip(which[z, tile, :end].tolist(), who[z, tile, :end].tolist(), strict=True)
+        assert end == len(wanted) and dict(made) == wanted
+        assert (which[z, tile, end:] == -7).all() and (who[z, tile, end:] == -7).all()
+
+
+@pytest.mark.parametrize("most, queries", [(4096, 16), (16, 4), (1, 1)])
+def test_long_lists_are_those_of_fewer_queries(most, queries, monkeypatch):
+    ran = []
+    monkeypatch.setattr(picked, "_gathers", lambda *given: False)
+    monkeypatch.setattr(picked, "_MOST_JOINED", most)
+    monkeypatch.setattr(picked, "launch", lambda kernel, *args, **options: (
+        ran.append((kernel, options)), launch(kernel, *args, **options)))  # fmt: skip
+    picks_cases.check(CASES["two lists a key head, more keys"], "cpu")
+    by_queries = picked.picks_forward, picked.picks_backward_q
+    sizes = [(o["QUERIES"], o["ROWS"]) for kernel, o in ran if kernel in by_queries]
+    assert set(sizes) == {(queries, 16 // queries)}  # no product has fewer rows than 16

@@ -91,10 +91,9 @@ def test_skipping_reads_nothing_back_from_the_device():
 # ---- torch.compile
 
 
-@pytest.mark.parametrize("mask", [masks.local(100) | masks.global_tokens(5), MIXED])
-def test_all_that_follows_is_one_graph(mask, fresh_dynamo):
+def test_all_that_follows_is_one_graph(fresh_dynamo):
     """What prepares the lists is left out; no layer and no step compiles again."""
-    model = classifier(mask)
+    model = classifier(MIXED)
     counters.clear()
     compiled = torch.compile(model, dynamic=False, backend="aot_eager")
     for seed in range(3):
@@ -127,16 +126,14 @@ def test_a_compiled_layer_takes_lengths_without_a_plan(fresh_dynamo):
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
-@pytest.mark.parametrize("attention", ["flash", "sparse"])
-def test_a_compiled_run_has_the_losses_of_the_eager_one(attention, tmp_path, fresh_dynamo):
+def test_a_compiled_run_has_the_losses_of_the_eager_one(tmp_path, fresh_dynamo):
     lengths = np.random.default_rng(0).integers(1, 257, 16).astype(np.int32)
     tokens = np.random.default_rng(1).integers(1, 20, (16, 256)).astype(np.int16)
     split = Split(tokens, np.arange(16) % 3, lengths)
     found = []
     for compile in (True, False):
-        chosen = settings(tmp_path, "listops", attention, batch=8, lr=1e-2, steps=6)
-        mask = {"mask": "local:100+global:5"} if attention == "sparse" else {}
-        model = classifier(**{"name": attention, "mask": None, "layers": 1} | mask)
+        chosen = settings(tmp_path, "listops", "sparse", batch=8, lr=1e-2, steps=6)
+        model = classifier(layers=1)
         device = torch.device("cpu")
         trainer = Trainer(model, DeviceSplit(split, device), classify, chosen, Group(0, 1, device))
         trainer.prepare(compile=compile, graph=False)

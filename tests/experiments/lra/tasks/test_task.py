@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import masks
-from experiments.common.files import digest
 from experiments.lra.tasks import task as cache
 from experiments.lra.tasks.load import TASKS, load_task
 from experiments.lra.tasks.load import task as register
@@ -13,10 +12,7 @@ from experiments.lra.tasks.task import (
     Task,
     best_constant,
     find,
-    padded_length,
     pixel_order,
-    source,
-    split_sizes,
 )
 
 
@@ -128,15 +124,6 @@ def test_pixel_orders_are_those_of_masks():
     for order in ("row", "hilbert", "morton", "tiles:4"):
         assert sorted(pixel_order(grid, order)) == list(range(32))
     np.testing.assert_array_equal(pixel_order(grid, "hilbert"), masks.hilbert(grid).order(32))
-
-
-def test_small_helpers():
-    assert [padded_length(n) for n in (1, 2, 3, 1000, 1024, 4000)] == [1, 2, 4, 1024, 1024, 4096]
-    assert split_sizes([3, 2, 1]) == (3, 2, 1)
-    assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1}) != digest({"a": 1, "b": [3]})
-    parts = {"train": split(1200), "val": split(), "test": split()}
-    assert source("official", parts, (1200, 4, 4)) == "official"
-    assert source("official", parts, (9, 4, 4)) == "official, 1,200 + 4 + 4 examples"
 
 
 def test_best_constant_learns_on_train_and_is_scored_on_test():

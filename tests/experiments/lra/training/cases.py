@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
@@ -14,6 +15,7 @@ from experiments.lra import run as loop
 from experiments.lra.settings import Settings, make_settings
 from experiments.training import run_file
 from experiments.training import state as checkpoint
+from tests.processes import on_ranks
 
 TINY = {
     "scale": "full",
@@ -41,7 +43,7 @@ TASKS = {  # what makes each task tiny
     "image": {"batch": 2, "val_examples": 3},
     "pathfinder32": GENERATED | {"task.difficulty": 6, "batch": 2, "val_examples": 3},
 }
-KINDS = "listops", "retrieval", "image"  # sequences, pairs of them, and grids
+
 SHORT = {"task.max_length": 60}
 FEW = GENERATED | {"task.examples": "[2,1,1]", "batch": 1, "val_examples": 1}
 MORE = {  # the other files of conf/task
@@ -156,3 +158,33 @@ def write_data(folder: Path) -> None:
         arrays[f"x_{split}"] = rng.integers(0, 256, (n, 32, 32), dtype=np.uint8)
         arrays[f"y_{split}"] = (np.arange(n) % 10).astype(np.uint8)
     np.savez(folder / "cifar10_gray.npz", **arrays)
+
+
+def train_on(rank: int, world: int, place: Path, names: tuple, changes: dict) -> None:
+    train(place, *names, **changes)
+
+
+def assert_processes_train_as_one(
+    place: Path, count: int, task: str, attention: str, **changes: object
+) -> None:
+    """A few steps without dropout in this process, and in `count`: the same weights, losses, norms
+    of the gradient and accuracy."""
+    still = {"model__dropout": 0, "model__attention_dropout": 0, "steps": 6, "lr": 1e-3}
+    changes = still | changes
+    one = Trained(place, task, attention, **changes)
+    changes["name"] = "many"
+    on_ranks(count, train_on, place, (task, attention), changes, group=False)
+    many = Trained.at(settings(place, task, attention, **changes).folder)
+    state = many.state
+    for name, weights in one.state["model"].items():
+        torch.testing.assert_close(state["model"][name], weights, rtol=1e-3, atol=1e-5)
+    assert len(state["random"]) == many.file["sessions"][0]["processes"] == count
+    # a result's file has six digits
+    assert many.result["accuracy"] == pytest.approx(one.result["accuracy"], abs=1e-6)
+    assert many.result["correct"] == one.result["correct"]
+    assert many.result["loss"] == pytest.approx(one.result["loss"], rel=1e-4)
+    for name in ("loss", "grad_norm"):  # AdamW hides the scale of a gradient, clipping does not
+        ours, theirs = (
+            [x[name] for x in run.journal if x["kind"] == "train"] for run in (one, many)
+        )
+        assert ours == pytest.approx(theirs, rel=1e-4), name

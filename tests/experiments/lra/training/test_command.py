@@ -1,7 +1,9 @@
 """The command itself: killed and started again, on two processes, stopped, refused, swept."""
 
+import os
 import signal
 import time
+from multiprocessing import get_context
 
 import pytest
 
@@ -10,22 +12,28 @@ from experiments.training.clock import Stop
 from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import (
     Trained,
+    assert_processes_train_as_one,
     assert_same,
     journal,
     overrides,
     settings,
+    train,
     write_data,
 )
-from tests.experiments.lra.training.commands import assert_processes_train_as_one, start
+from tests.processes import METHOD
 
 
-def wait_for(process, folder, step):
-    """Returns once the journal tells of this step."""
-    end = time.monotonic() + 900
+def killed_after(step, place, folder, **changes):
+    """Train in a process that is killed once its journal tells of this step."""
+    options = {"args": (place, "listops", "sparse"), "kwargs": changes}
+    victim = get_context(METHOD).Process(target=train, **options)
+    victim.start()
     while not any(line["step"] >= step for line in journal(folder)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "no step in time"
+        assert victim.is_alive(), "no step"
         time.sleep(0.01)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    assert victim.exitcode == -signal.SIGKILL
 
 
 def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path, run_program):
@@ -33,11 +41,8 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path, run
     given = overrides(tmp_path, "listops", "sparse", **changes)
     cut = settings(tmp_path, "listops", "sparse", name="cut", **changes).folder
     whole = Trained(tmp_path, "listops", "sparse", **changes).folder
-    victim = start([*given, "name=cut"])
-    wait_for(victim, cut, 50)
-    victim.send_signal(signal.SIGKILL)
-    assert victim.wait() == -signal.SIGKILL and not Trained.at(cut).file["complete"]
-    victim.communicate()
+    killed_after(50, tmp_path, cut, name="cut", **changes)
+    assert not Trained.at(cut).file["complete"]
     left = checkpoint.load(cut / "checkpoint.pt")["step"]
     assert 40 <= left < 150
     status, *told = run_program("train", *given, "name=cut")
@@ -52,7 +57,6 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path, run
         assert [x["step"] for x in run.journal if x["kind"] == "train"] == list(range(5, 151, 5))
 
 
-@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     (tmp_path / "data").mkdir()
     write_data(tmp_path / "data")

@@ -295,7 +295,7 @@ def test_every_predicted_token_of_a_batch_counts_as_much(micro_batch):
     lengths = np.array([12, 3, 7, 1], np.int32)
     data = DeviceSplit(Split(tokens, np.zeros(4, np.int64), lengths), CPU)
     settings = simple_settings(batch=4, micro_batch=micro_batch, steps=1)
-    loss, _, count = Predict(None)(model, data.batch(torch.arange(4)), None)
+    loss, right, count = Predict(None)(model, data.batch(torch.arange(4)), None)
     mean = loss / count
     expected = torch.autograd.grad(mean, list(model.parameters()), allow_unused=True)
     group = Group(0, 1, CPU)
@@ -304,6 +304,7 @@ def test_every_predicted_token_of_a_batch_counts_as_much(micro_batch):
     norm = torch.stack([grad.norm() for grad in expected if grad is not None]).norm()
     found = trainer.read_sums(1)
     assert found["loss"] == pytest.approx(mean.item(), rel=1e-6)
+    assert found["accuracy"] == pytest.approx((right / count).item())
     assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
     assert found["grad_norm_max"] == pytest.approx(norm.item(), rel=1e-6)
     assert not trainer.sums.any() and not trainer.steepest  # the next line begins anew
