@@ -127,6 +127,19 @@ def test_same_blocks_as_in_torch(case, seed, monkeypatch):
             assert_equal(a, b)
 
 
+def test_another_length_on_the_other_side():
+    generator = torch.Generator().manual_seed(0)
+    for n_own, n_other in ((100, 260), (260, 100), (33, 16)):
+        first = torch.randint(0, n_other + 1, (2, n_own), generator=generator)
+        stop = first + torch.randint(0, n_other, (2, n_own), generator=generator)
+        made = spans.apart([(first // 2, first), (first, stop)], n_other).to(DEVICE)
+        for columns in (False, True):
+            shape = n_other, 32, 64, 20, columns
+            found, expected = kernels.span_blocks(made, *shape), blocks.span_blocks(made, *shape)
+            for a, b in zip(found, expected, strict=True):
+                assert_equal(a, b)
+
+
 @pytest.mark.parametrize("block_q, block_k", [(16, 64), (48, 80)])
 def test_blocks_below_one_another_share_tiles(block_q, block_k):
     enter, leave = [[0, 20, 100, 225]] * 2, [[350, 100, 225, 350], [320, 96, 350, 235]]

@@ -118,10 +118,10 @@ def test_slopes_of_both_signs():
 FAR = Case(150, 220, 16, heads=2, kv_heads=1, terms=("bias",))
 
 
-@pytest.mark.parametrize("radius, mask", [(1, RAGGED), (30, None), (500, RAGGED)])
-def test_bias_of_any_radius(radius, mask):
+@pytest.mark.parametrize("radius, n_k, mask", [(1, 150, None), (30, 220, None), (500, 220, RAGGED)])
+def test_bias_of_any_radius(radius, n_k, mask):
     """Tiles that take one entry and tiles that are summed by distance, in all shares."""
-    check(replace(FAR, radius=radius, mask=mask), "triton", "cpu")
+    check(replace(FAR, radius=radius, n_k=n_k, mask=mask), "triton", "cpu")
 
 
 @pytest.mark.parametrize(
