@@ -119,8 +119,8 @@ def _forward(q, k, v, sink, bias, slopes, plan, scale, softcap, deterministic, b
     if keys and not part.together:
         fetched = keys.place(coming.wait())
         if part.remote is not None:
-            far, rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
-            other = _part(_rows(q, rows, part.beyond), *far, part.remote, options)
+            (come_k, come_v), rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
+            other = _part(_rows(q, rows, part.beyond), come_k, come_v, part.remote, options)
             _merge(out, lse, *(_tokens(x, q, rows) for x in other), rows)
     if queries:
         out, lse = _merge_results(out, lse, home.wait(), queries)
