@@ -124,7 +124,7 @@ def attention(
             float32, or float64 like q, differentiable.
         return_max_scores: also return the largest logit of each query's allowed keys, of the shape
             and dtype of the LSE, without a gradient: scale q k^T with the terms of the scores,
-            before dropout. A sink is none of them. It comes last.
+            before dropout. A sink is not part of it. It comes last.
         dropout_p: probability that a probability is dropped; the choice is a function of
             (seed, b, h, q, k).
         seed: int or one-element int64 tensor for dropout; drawn from torch's generator by default.

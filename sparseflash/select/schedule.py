@@ -27,7 +27,8 @@ def schedule_from_selection(
 
     Only the device knows the number of blocks. `idx` and `tile` have room for
     `selection.max_blocks` entries, and `ptr` tells where the lists end; `n_partial` is that bound
-    too, or 0 where no block can be partial. Waits for nothing, and can be captured in a CUDA graph.
+    too, or 0 where no block can be partial. The host does not wait, so that a CUDA graph can
+    capture it.
 
     Raises ValueError for a selection of other extents or on another device.
     """
