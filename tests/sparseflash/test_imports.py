@@ -72,7 +72,8 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
         with monkeypatch.context() as patch:
             for name in [name for name in sys.modules if name.startswith(OPTIONAL)]:
                 patch.delitem(sys.modules, name)
-            patch.setitem(sys.modules, missing, None)
+            for name in [missing, *(x for x in sys.modules if x.startswith(f"{missing}."))]:
+                patch.setitem(sys.modules, name, None)
             with pytest.raises(ImportError, match=f"pip install '{missing.partition('.')[0]}"):
                 exec(code, {"masks": masks})
 

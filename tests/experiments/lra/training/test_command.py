@@ -78,8 +78,12 @@ def test_a_signal_stops_with_a_checkpoint(tmp_path, run_program, monkeypatch, nu
         return advance(trainer)
 
     monkeypatch.setattr(Trainer, "advance", signalled)
+    before = signal.signal(number, signal.SIG_DFL)  # nohup ignores one
     rare = {"steps": 100, "eval_every": 100, "checkpoint_every": 100}
-    status, *told = run_program("train", *overrides(tmp_path, *given, **rare))
+    try:
+        status, *told = run_program("train", *overrides(tmp_path, *given, **rare))
+    finally:
+        signal.signal(number, before)
     assert status == 128 + number and "the same command continues from there" in "".join(told), told
     assert checkpoint.load(folder / "checkpoint.pt")["step"] == len(steps) == 3
     assert journal(folder)[-1]["reason"] == number.name
