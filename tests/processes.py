@@ -15,8 +15,10 @@ import torch.multiprocessing as mp
 import sparseflash
 
 ROOT = Path(__file__).resolve().parents[1]
-# forks have all modules already; a process that has a GPU cannot fork
-METHOD = "spawn" if torch.cuda.is_available() else "fork"
+# Forks have all modules already. Those of this process could not differentiate, once it has used
+# autograd's threads, so a server without any makes them; with a GPU it cannot.
+METHOD = "spawn" if torch.cuda.is_available() else "forkserver"
+mp.get_context("forkserver").set_forkserver_preload(["torch.distributed", "sparseflash"])
 
 
 def on_ranks(world: int, body: Callable[..., None], *arguments: Any, group: bool = True) -> None:

@@ -20,13 +20,12 @@ from tests.experiments.lra.training.cases import (
     train,
     write_data,
 )
-from tests.processes import METHOD
 
 
 def killed_after(step, place, folder, **changes):
     """Train in a process that is killed once its journal tells of this step."""
     options = {"args": (place, "listops", "sparse"), "kwargs": changes}
-    victim = get_context(METHOD).Process(target=train, **options)
+    victim = get_context("spawn").Process(target=train, **options)
     victim.start()
     while not any(line["step"] >= step for line in journal(folder)):
         assert victim.is_alive(), "no step"
