@@ -9,19 +9,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
-import masks
 from experiments.common.devices import free_memory
 from experiments.common.provenance import ROOT
 from experiments.common.rows import OK, Row, found, last_versions
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import runner
-from experiments.studies.mask_builders import BUILDERS, make
+from experiments.studies.mask_builders import BUILDERS, GALLERY, SIZED, make
 from experiments.studies.runner import Run, choices
-from masks.registry import PATTERNS, TRANSFORMS
 
 KEY = ("builder", "seq_len", "block")
 SOURCES = ("masks", "sparseflash")
@@ -68,22 +65,11 @@ def cases(run: Run) -> list[Case]:
     """Return each mask at each length. Raise ValueError for one that cannot be made."""
     o = run.options
     choices(o, builders=BUILDERS)
-    names = gallery() if o.mask == ["gallery"] else o.mask
+    names = [*GALLERY, *SIZED] if o.mask == ["gallery"] else o.mask
     for name in names:
         for n in o.lengths:
             make(name, n)
     return [Case(name, n, o.block) for name in names for n in sorted(o.lengths)]
-
-
-def gallery() -> list[str]:
-    """Return the examples of the gallery that are texts of masks."""
-    found = []
-    for entry in (PATTERNS | TRANSFORMS).values():
-        for example in entry.examples:
-            with suppress(ValueError):
-                masks.parse(example.code)
-                found.append(example.code)
-    return list(dict.fromkeys(found))
 
 
 def ways(case: Case, run: Run) -> list[Row]:

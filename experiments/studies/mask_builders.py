@@ -160,8 +160,24 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def make(name: str, n: int) -> Any:
-    """Return the mask of a name for n tokens: those of `SIZED`, or a text of `masks.parse`."""
-    return SIZED[name](n) if name in SIZED else masks.parse(name)
+    """Return the mask of a name for n tokens: those of `SIZED`, or a text of `masks.parse`.
+
+    A text may have SQUARE and VIDEO, which are canvases of n tokens, a power of two.
+    """
+    if name in SIZED:
+        return SIZED[name](n)
+    for word, axes in (("SQUARE", 2), ("VIDEO", 3)):
+        if word in name:
+            name = name.replace(word, str(canvas(n, axes)))
+    return masks.parse(name)
+
+
+def canvas(n: int, axes: int) -> tuple[int, ...]:
+    """Return n = 2**m tokens as an image or a video, whose first axis is the shortest."""
+    bits = n.bit_length() - 1
+    if n != 1 << bits:
+        raise ValueError(f"{n} tokens are no canvas: give a power of two")
+    return tuple(1 << (bits + axis) // axes for axis in range(axes))
 
 
 def neighborhood(n: int) -> Any:
@@ -219,10 +235,133 @@ def formula(
     raise ValueError(f"no formula for {name}, only for {', '.join([*FORMULAS, *SIZED])}")
 
 
+def rollouts(n: int) -> Any:
+    """Return a tree of prompts, each with eight answers."""
+    lengths = documents(n)
+    ends = np.cumsum(lengths)
+    last = np.minimum(np.arange(len(ends)) // 9 * 9 + 8, len(ends) - 1)
+    leave = np.where(np.arange(len(ends)) % 9, ends, ends[last])
+    return masks.prefix_tree(ends - lengths, leave)
+
+
+def mesh(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the cell of every token, and whether cells meet: 48 x 64 cells on a cylinder."""
+    across, down = 64, 48
+    cell = np.sort(np.random.default_rng(0).integers(0, across * down, n))
+    y, x = np.divmod(np.arange(across * down), across)
+    far = np.abs(x[:, None] - x)
+    return cell, (np.abs(y[:, None] - y) <= 1) & (np.minimum(far, across - far) <= 1)
+
+
+def cells(n: int) -> Any:
+    """Return the mesh by the sizes of its cells and lists of neighbours."""
+    cell, meets = mesh(n)
+    neighbours = [np.flatnonzero(row).tolist() for row in meets]
+    return masks.cells(np.bincount(cell, minlength=len(meets)), neighbours)
+
+
+def mesh_by_formula(n: int) -> Any:
+    """Return the mesh as a rule."""
+    cell, meets = mesh(n)
+    of, table = masks.table(cell), masks.table(meets.ravel())
+    return masks.where(lambda q, k: table[of[q] * len(meets) + of[k]])
+
+
+def offsets(n: int) -> np.ndarray:
+    return np.append(0, np.cumsum(documents(n)))
+
+
 SIZED: dict[str, Callable[[int], Any]] = {
     "documents & causal": lambda n: masks.documents(documents(n)) & masks.causal(),
     "neighborhood": neighborhood,
+    "documents": lambda n: masks.documents(documents(n)),
+    "documents_from_offsets": lambda n: masks.documents_from_offsets(offsets(n)),
+    "documents_from_ids": lambda n: masks.documents_from_ids(
+        np.repeat(np.arange(len(documents(n))) % 100, documents(n))
+    ),
+    "shared_prefix": lambda n: masks.shared_prefix(1000, documents(n)),
+    "prefix_tree": rollouts,
+    "hstu": lambda n: masks.hstu(documents(n), context=1),
+    "strided(64) >> packed": lambda n: masks.strided(64) >> masks.packed(documents(n)),
+    "local(256) >> permuted": lambda n: masks.local(256) >> masks.permuted(np.arange(n)[::-1]),
+    "where: every sixth": lambda n: masks.where(lambda q, k: (q - k) % 24 < 6),
+    "cells": cells,
+    "where: mesh": mesh_by_formula,
 }
+# every name of the gallery at sizes of use; `SIZED` has the others
+GALLERY = """
+dense()
+causal()
+local(256)
+sliding(4096)
+dilated(2048, 4)
+diagonals((0, 1024, 65536))
+power_of_two()
+power_of_two(64)
+log_sparse()
+log_sparse(64)
+log_sparse(4096)
+strided(128)
+strided(1024)
+strided(1024) | global_tokens(64)
+fixed(128, 8)
+fixed(128, 32, 4)
+sinks(64)
+keys_at((0, 10000))
+prefix_lm(1000)
+global_tokens(64)
+global_at((0, 10000))
+global_rows(64)
+last_rows(64)
+streaming(4, 4096)
+tri_shape(4, 4096, 64)
+vertical_slash((0, 40, 1000), (0, 1, 64, 4096))
+butterfly(128)
+butterfly(64)
+butterfly(128, levels=4)
+pixelfly(128)
+random_blocks(0.01)
+random_blocks(0.01, block=64)
+hubs()
+hubs(block=64)
+random_regular(8)
+random_regular(8, 64)
+expander(8)
+bigbird(64, 3)
+bigbird(128, 3)
+bigbird_compat(64, 3)
+longformer(512)
+etc_(256, 512)
+block_diagonal(1000)
+block_causal(1000)
+block_diffusion(16)
+longnet(2048, 4)
+longnet(2048, 4, per_head=True)
+local_2d(SQUARE, 8)
+local_2d(SQUARE, 8, norm='euclidean')
+axial(SQUARE)
+axial(VIDEO)
+neighborhood(SQUARE, 17)
+neighborhood(VIDEO, (5, 9, 9))
+neighborhood(SQUARE, 7) | neighborhood(SQUARE, 7, dilation=4)
+sliding_tiles(SQUARE, 16, 3)
+sliding_tiles(VIDEO, (4, 8, 8), 3)
+frame_causal(1560, 21, sinks=3)
+radial(256)
+radial(1560)
+heads(local(256), butterfly(128))
+lra_local(50)
+lra_local(50, interleaved=True)
+lra_fixed(50, 10)
+lra_strided(50)
+lra_longformer(512)
+lra_bigbird(64, 3)
+neighborhood(SQUARE, 17) >> tiled(SQUARE, 16)
+neighborhood(SQUARE, 17) >> morton(SQUARE)
+neighborhood(SQUARE, 17) >> hilbert(SQUARE)
+sliding(4096) >> shift(1000)
+local(1000) >> snap(128)
+""".strip().split("\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import masks
 from experiments.common.rows import OK, frame
 from experiments.studies import mask_builders
 from experiments.studies.mask_build import tables
+from masks.registry import PATTERNS
 
 SMALL = ("mask=['local:256']", "lengths=[1024,2048]")
 
@@ -42,7 +43,7 @@ def test_a_mask_that_cannot_be_made_is_refused_first(study):
         study("mask_build", "mask=[neighborhood]", "lengths=[1000]").go()
 
 
-@pytest.mark.parametrize("name", [*mask_builders.FORMULAS, *mask_builders.SIZED])
+@pytest.mark.parametrize("name", [*mask_builders.FORMULAS, "documents & causal", "neighborhood"])
 def test_formulas(name):
     """The same of arrays, of tensors, and of masks.where."""
     n = 400
@@ -55,3 +56,11 @@ def test_formulas(name):
         masks.where(mask_builders.formula(name, n, masks.table, np.clip)),
     ):
         assert np.array_equal(mask.build(n).to_dense()[0, 0], allowed)
+
+
+def test_the_gallery_has_every_name_at_sizes_of_use():
+    names = [*mask_builders.GALLERY, *mask_builders.SIZED]
+    assert all(isinstance(mask_builders.make(name, 16384), masks.Mask) for name in names)
+    told = " ".join(names)
+    missing = {name for name in PATTERNS if f"{name}(" not in told and name not in names}
+    assert missing == {"where", "layers", "global", "random", "etc", "natten"}  # or by a synonym
