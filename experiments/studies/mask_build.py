@@ -65,7 +65,8 @@ def cases(run: Run) -> list[Case]:
     """Return each mask at each length. Raise ValueError for one that cannot be made."""
     o = run.options
     choices(o, builders=BUILDERS)
-    names = [*GALLERY, *SIZED] if o.mask == ["gallery"] else o.mask
+    gallery = [*GALLERY, *(name for name in SIZED if name != "neighborhood")]  # in squares only
+    names = gallery if o.mask == ["gallery"] else o.mask
     for name in names:
         for n in o.lengths:
             make(name, n)
