@@ -121,7 +121,7 @@ def _forward(q, k, v, sink, bias, slopes, plan, scale, softcap, deterministic, b
         if part.remote is not None:
             (come_k, come_v), rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
             other = _part(_rows(q, rows, part.beyond), come_k, come_v, part.remote, options)
-            _merge(out, lse, *(_tokens(x, q, rows) for x in other), rows)
+            _merge(out, lse, _tokens(other[0], q, rows), _tokens(other[1], q, rows), rows)
     if queries:
         out, lse = _merge_results(out, lse, home.wait(), queries)
     if sink is not None:
