@@ -150,6 +150,7 @@ def _backward(
             found = _part_backward(dout, dlse, q, own[0], own[1], out, lse, part.local, options)
             far = keys.behind.pack(*found[1:3])
             dq, dk, dv = found[0], *(t[:, :, : k.shape[2]] for t in found[1:3])
+            dbias = found[3]
         else:
             rows, n = cp.far(q.device), part.beyond
             come_k, come_v = _fetched(units, fetched, q.shape[3])
