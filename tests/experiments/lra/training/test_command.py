@@ -6,6 +6,7 @@ import time
 from multiprocessing import get_context
 
 import pytest
+import torch
 
 from experiments.training import state as checkpoint
 from experiments.training.clock import Stop
@@ -20,12 +21,19 @@ from tests.experiments.lra.training.cases import (
     train,
     write_data,
 )
+from tests.processes import without_the_interpreter
+
+
+def train_as_users_do(*given, **changes):
+    without_the_interpreter()
+    torch.set_num_threads(1)
+    train(*given, **changes)
 
 
 def killed_after(step, place, folder, **changes):
     """Train in a process that is killed once its journal tells of this step."""
     options = {"args": (place, "listops", "sparse"), "kwargs": changes}
-    victim = get_context("spawn").Process(target=train, **options)
+    victim = get_context("spawn").Process(target=train_as_users_do, **options)
     victim.start()
     while not any(line["step"] >= step for line in journal(folder)):
         assert victim.is_alive(), "no step"
@@ -35,6 +43,7 @@ def killed_after(step, place, folder, **changes):
     assert victim.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("no_interpreter", "one_thread")
 def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path, run_program):
     changes = {"steps": 150, "eval_every": 30, "checkpoint_every": 20, "log_every": 5}
     given = overrides(tmp_path, "listops", "sparse", **changes)
