@@ -109,7 +109,7 @@ def _forward(q, k, v, sink, bias, slopes, plan, scale, softcap, deterministic, b
     own_k, own_v = k, v
     if part.together:
         fetched = keys.place(coming.wait())
-        own_k, own_v = _joined(keys, k, v, fetched)
+        own_k, own_v = joined(keys, k, v, fetched)
     out, lse = _part(q, own_k, own_v, part.local, options)
     if queries:
         guests = queries.place(visiting.wait())
@@ -146,7 +146,7 @@ def _backward(
         visiting = cp.count(queries.send_packed(_of_guests(queries, out, lse, dout, dlse), group))
     if keys:
         if part.together:
-            own = _joined(keys, k, v, fetched)
+            own = joined(keys, k, v, fetched)
             found = _part_backward(dout, dlse, q, own[0], own[1], out, lse, part.local, options)
             far = keys.behind.pack(*found[1:3])
             dq, dk, dv = found[0], *(t[:, :, : k.shape[2]] for t in found[1:3])
@@ -206,7 +206,7 @@ def _fetched(units: Any, fetched: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return units.tensor(fetched[..., :dim]), units.tensor(fetched[..., dim:])
 
 
-def _joined(keys: Any, k: Tensor, v: Tensor, fetched: Tensor) -> list[Tensor]:
+def joined(keys: Any, k: Tensor, v: Tensor, fetched: Tensor) -> list[Tensor]:
     """Return own keys and values, to a full block, with those that came behind them."""
     size, joined = fetched.shape[1], []
     for x in (k, v):

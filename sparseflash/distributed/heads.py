@@ -17,6 +17,7 @@ from masks.runs import Ints
 from masks.take import blocks_of, moved
 from sparseflash.checks import seed_tensor
 from sparseflash.dropout import HEAD_STEP
+from sparseflash.select.base import Selector
 from sparseflash.terms import Terms
 
 
@@ -86,7 +87,8 @@ def by_heads(
         options |= {"dropout_p": dropout_p, "seed": seed_tensor(seed, q.device)}
         found = _one_by_one(cp, attend, q, k, v, terms, options)
     else:
-        found = attend(q, k, v, share.masks[rank], terms=terms, **options)
+        mask = cp.source(q, k) if isinstance(cp.source, Selector) else share.masks[rank]
+        found = attend(q, k, v, mask, terms=terms, **options)
     results = found if isinstance(found, tuple) else (found,)
     if order is not None:
         results = [x.index_select(2, order) for x in results]

@@ -21,6 +21,7 @@ from sparseflash.distributed import attention as operators
 from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
 from sparseflash.distributed.heads import Share, by_heads, share_of_heads
 from sparseflash.distributed.route import part_of
+from sparseflash.distributed.selected import OwnRows, block_size_of, by_choice
 from sparseflash.lengths import check_bounds, real_tokens
 from sparseflash.select.base import Selector
 from sparseflash.terms import Terms, term_options, term_tensors
@@ -39,7 +40,8 @@ class ContextParallel:
 
     Attributes:
         n, size: tokens of the whole sequence, and of a block.
-        mask: the `masks.BlockMask` of the whole sequence.
+        mask: the `masks.BlockMask` of the whole sequence; of a selector, all that it may choose.
+        source: the mask or the selector that was given.
         heads, kv_heads: of queries, and of keys and values.
         owner: (blocks of tokens,) the rank that owns each.
         rank, ranks, group: of torch.distributed.
@@ -48,10 +50,14 @@ class ContextParallel:
         bytes_sent: by all calls of this rank so far, its own share included.
     """
 
+    rows: OwnRows | None = None  # of a selector
+
     def __init__(
-        self, group: Any, source: Mask | BlockMask, mask: BlockMask, found: Partition, route: str,
-        by_distance: bool = False,
+        self, group: Any, source: Mask | BlockMask | Selector, mask: BlockMask, found: Partition,
+        route: str, by_distance: bool = False,
     ):  # fmt: skip
+        if isinstance(source, Selector) and route == "blocks":
+            route = "keys"
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
         self.source, self.mask, self.partition, self.route = source, mask, found, route
         self.n, self.size, self.owner = mask.n_q, mask.block_size[0], found.owner
@@ -60,7 +66,7 @@ class ContextParallel:
         # Gradients go home while the own ones are computed, but for short transfers: until its
         # peer comes, a transfer holds multiprocessors, and ranks reach it at different times.
         self.early = found.transfer > 0.02 * found.compute
-        self._others: dict[str, ContextParallel] = {}  # by the mask, for the same owners
+        self._others: dict[Any, ContextParallel] = {}  # by the mask, for the same owners
         self._by_distance: ContextParallel | None = None
         self._places: dict[Any, Tensor] = {}  # of tokens, by rank and device
         self._transfers: dict[torch.device, tuple[Transfer | None, Transfer | None]] = {}
@@ -73,6 +79,8 @@ class ContextParallel:
         self.share: Share | None = None
         if route == "heads":
             self.share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
+        elif isinstance(source, Selector):
+            self.rows = OwnRows(self)
         else:
             call: Any = mask, self.owner, self.ranks, self.heads, self.kv_heads
             if by_distance:
@@ -141,10 +149,15 @@ class ContextParallel:
 
         The last plans are kept by the key of the mask. Every rank of the group has to call it.
         """
-        key = mask.key if isinstance(mask, Mask | BlockMask) else None
+        key = mask if isinstance(mask, Selector) else getattr(mask, "key", None)
         if key is not None and key in self._others:
             return self._others[key]
-        source, blocks = _blocks(mask, self.n, self.size, self.heads)
+        source, blocks = blocks_of(mask, self.n, self.size, self.heads)
+        if blocks.block_size != self.mask.block_size:
+            raise ValueError(
+                f"{source!r} has blocks of {blocks.block_size}, the plan of {self.mask.block_size}:"
+                f" make it with block_size={blocks.block_size[0]}"
+            )
         sizes = self.partition.sizes._asdict()
         found = blocks.partition(self.partition.ranks, owner=self.owner, **sizes)
         made = self._made(source, blocks, found)
@@ -190,6 +203,8 @@ class ContextParallel:
         how = {"blocks": "key blocks, or query blocks where these are fewer, travel"}
         how |= {"keys": "key blocks travel", "heads": "heads travel (Ulysses)"}
         lines = [f"{how[self.route]}; this is rank {self.rank}, with {self.tokens} tokens"]
+        if isinstance(self.source, Selector):
+            lines.append(f"  {self.source!r} chooses at each call; all that it may choose:")
         if self.share is not None:
             shares = ", ".join(str(len(x)) for x in self.share.kv_heads)
             lines.append(f"  key heads of a rank  {shares}")
@@ -201,24 +216,16 @@ class ContextParallel:
         return_lse: bool, return_max_scores: bool, deterministic: bool, backend: str,
     ) -> Any:  # fmt: skip
         """Run `sparseflash.attention`, which is `attend`, for the own queries over all keys."""
-        check_tensors(q, k, v)
-        wanted = (q.shape[1], k.shape[1], q.shape[2], k.shape[2])
-        have = (self.heads, self.kv_heads, self.tokens, self.tokens)
-        if wanted != have:
-            raise ValueError(
-                f"q, k have {wanted[:2]} heads and {wanted[2:]} tokens; the plan has {have[:2]}"
-                f" heads, and {self.tokens} tokens on rank {self.rank}: shard q, k and v with it"
-            )
-        if self.mask.batch not in (1, q.shape[0]):
-            raise ValueError(f"q has batch {q.shape[0]}, the mask of the plan {self.mask.batch}")
+        self.check(q, k, v)
         term_options(terms)  # raises where it is something else
         terms = Terms() if terms is None else terms
-        for name, value in {"dropout_p": dropout_p, "return_max_scores": return_max_scores}.items():
-            if value and self.route != "heads":
-                raise ValueError(
-                    f"{name} is {value}, and blocks of tokens travel in this plan, which attention"
-                    " with it does not support: make the plan with route='heads'"
-                )
+        self.refuse({"dropout_p": dropout_p, "return_max_scores": return_max_scores})
+        if self.rows is not None:
+            far = {"lengths": lengths, "starts": starts, "slopes": terms.slopes, "bias": terms.bias}
+            self.refuse(far)
+            options = {"scale": scale, "deterministic": deterministic, "backend": backend}
+            options |= {"return_lse": return_lse, "terms": terms}
+            return by_choice(self, attend, q, k, v, options)
         if self.share is not None:
             options = {"scale": scale, "deterministic": deterministic, "backend": backend}
             options |= {"lengths": lengths, "starts": starts, "return_lse": return_lse}
@@ -237,6 +244,28 @@ class ContextParallel:
             real = real_tokens(ends, self.n, starts)[:, self.positions(q.device)]
             lse = lse.masked_fill(~real[:, None], -torch.inf)
         return (out, lse) if return_lse else out
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Raise ValueError for tensors that do not fit each other or the plan."""
+        check_tensors(q, k, v)
+        wanted = (q.shape[1], k.shape[1], q.shape[2], k.shape[2])
+        have = (self.heads, self.kv_heads, self.tokens, self.tokens)
+        if wanted != have:
+            raise ValueError(
+                f"q, k have {wanted[:2]} heads and {wanted[2:]} tokens; the plan has {have[:2]}"
+                f" heads, and {self.tokens} tokens on rank {self.rank}: shard q, k and v with it"
+            )
+        if self.mask.batch not in (1, q.shape[0]):
+            raise ValueError(f"q has batch {q.shape[0]}, the mask of the plan {self.mask.batch}")
+
+    def refuse(self, options: dict[str, Any]) -> None:
+        """Raise ValueError for options that only a plan whose heads travel supports."""
+        for name, value in options.items():
+            if self.route != "heads" and value is not None and value is not False and value != 0.0:
+                raise ValueError(
+                    f"{name} is {value}, and blocks of tokens travel in this plan, which attention"
+                    " with it does not support: make the plan with route='heads'"
+                )
 
     def transfers(self, device: torch.device) -> tuple[Transfer | None, Transfer | None]:
         """Return those of keys and of queries; None where nothing of the kind travels anywhere."""
@@ -345,7 +374,7 @@ class _Whole(torch.autograd.Function):
 
 def context_parallel(
     mesh: Any,
-    mask: Mask | BlockMask | np.ndarray | Tensor | str | None,
+    mask: Mask | BlockMask | Selector | np.ndarray | Tensor | str | None,
     n: int,
     *,
     heads: int | None = None,
@@ -366,12 +395,13 @@ def context_parallel(
     Args:
         mesh: a one-dimensional `DeviceMesh`, a process group, or None for all ranks. In a mesh of
             two dimensions heads are shared on the first and blocks of tokens on the second.
-        mask: of the whole sequence, as in `sparseflash.attention`; the same on every rank.
+        mask: of the whole sequence, as in `sparseflash.attention`; the same on every rank. Or a
+            selector of `sparseflash.select`, which chooses at each call.
         n: tokens of the whole sequence.
         heads, kv_heads: of queries, and of keys and values; those of the mask by default, and
             `heads`.
         head_dim: of the model that times are estimated from.
-        block_size: tokens; that of a BlockMask stays.
+        block_size: tokens; that of a BlockMask or a selector stays.
         owner: who owns which block of tokens: "auto" takes the fastest by the model of
             `masks.Mask.partition`, which lists the others; or (blocks,) ranks.
         route: "blocks" (keys, or queries where these are fewer), "keys", "heads" (all tokens of a
@@ -391,7 +421,9 @@ def context_parallel(
     if route not in ROUTES:
         raise ValueError(f"route is {route!r}; choose one of {', '.join(ROUTES)}")
     ranks = dist.get_world_size(group[1] if kind is Grid else group)
-    source, blocks = _blocks(mask, n, block_size, heads)
+    source, blocks = blocks_of(mask, n, block_size, heads)
+    if isinstance(source, Selector) and kind is Grid:
+        raise ValueError(f"a mesh of two dimensions takes a mask, not the selector {source!r}")
     sizes: dict[str, Any] = {"head_dim": head_dim, "tflops": tflops, "gb_s": gb_s}
     sizes |= {"heads": heads, "kv_heads": kv_heads}
     found = blocks.partition(ranks, owner=owner, queries=route != "keys", **sizes)
@@ -413,17 +445,17 @@ def context_parallel(
     return made
 
 
-def _blocks(
+def blocks_of(
     mask: Any, n: int, block_size: int, heads: int | None
-) -> tuple[Mask | BlockMask, BlockMask]:
-    """Return a mask, as it was given and as blocks."""
+) -> tuple[Mask | BlockMask | Selector, BlockMask]:
+    """Return a mask as it was given and as blocks; for a selector all that it may choose."""
     source: Any
     mask = source = as_mask_or_selector(dense() if mask is None else mask)
     if isinstance(mask, Selector):
-        raise ValueError(
-            f"mask is {mask!r}: a selection is made of all queries and keys, which no rank has;"
-            " pass a Mask or a BlockMask"
-        )
+        block_size, mask = block_size_of(mask), mask.candidates()
+        if isinstance(mask, BlockMask) and mask.block_size != (block_size, block_size):
+            mask = None
+        mask = dense() if mask is None else mask
     if isinstance(mask, Mask):
         if mask.per_head and heads is None:
             raise ValueError(f"{mask} differs from head to head: pass heads=")
@@ -434,7 +466,8 @@ def _blocks(
 
 
 def _digest(cp: ContextParallel) -> str:
-    what = [cp.mask.key, cp.ranks, cp.route, *map(str, cp.partition.sizes)]
+    chosen = repr(cp.source) if isinstance(cp.source, Selector) else ""
+    what = [cp.mask.key, chosen, cp.ranks, cp.route, *map(str, cp.partition.sizes)]
     digest = hashlib.sha256(json.dumps(what).encode())
     digest.update(cp.owner.astype("<i8").tobytes())
     return digest.hexdigest()

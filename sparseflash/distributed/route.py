@@ -69,10 +69,7 @@ def part_of(
     unit = units(mask, blocks.slice, kv_heads)
     way = route(blocks, unit, owner, ranks, heads / kv_heads, queries)
     slices = mask.batch, kv_heads if mask.heads > 1 else 1
-    place = np.empty(n, np.int64)  # of a block of tokens in its rank
-    for peer in range(ranks):
-        mine = np.flatnonzero(owner == peer)
-        place[mine] = np.arange(len(mine))
+    place = places_of(owner)
     own = np.flatnonzero(owner == rank)
     width = np.minimum((np.arange(n) + 1) * size, mask.n_k) - np.arange(n) * size
     many = int(width[own].sum())
@@ -80,8 +77,8 @@ def part_of(
     if by_distance and len(own):
         used = np.append(np.flatnonzero(way.keys[:, rank].any(0)), own[[0, -1]])
         ends = int(used.min()), int(used.max()) + 1
-    keys, key_slot = _exchange(rank, way.keys, owner, place, ends)
-    guests, guest_slot = _exchange(rank, way.queries, owner, place)
+    keys, key_slot = exchange_of(rank, way.keys, owner, place, ends)
+    guests, guest_slot = exchange_of(rank, way.queries, owner, place)
     own_slot = np.broadcast_to(place, key_slot.shape)
 
     def part(kept: Bools, rows: Ints, cols: Ints, n_q: int, n_k: int, whole: bool):
@@ -122,7 +119,16 @@ def part_of(
     return made, bool(way.keys.any()), bool(way.queries.any())
 
 
-def _exchange(
+def places_of(owner: Ints) -> Ints:
+    """Return the place of each block of tokens in its rank."""
+    order = np.argsort(owner, kind="stable")
+    place = np.empty(len(owner), np.int64)
+    counts = np.bincount(owner)
+    place[order] = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return place
+
+
+def exchange_of(
     rank: int, travels: Bools, owner: Ints, place: Ints, ends: tuple[int, int] | None = None
 ) -> tuple[Exchange, Ints]:
     """Return the exchange of a rank where `travels` (slices, ranks, blocks) says who receives

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,37 @@ class Selector:
         """Return the selection for inputs that are checked."""
         raise NotImplementedError
 
+    def candidates(self) -> Mask | BlockMask | None:
+        """Return the pairs that a selection may have; None: all."""
+        return self.within
+
+    def summary(self, k: Tensor) -> Tensor:
+        """Return (B, H_kv, key blocks, W), all that the choice has to know of each block of keys.
+
+        Where ranks share a sequence, they send each other this instead of the keys.
+        """
+        raise NotImplementedError
+
+    def select_rows(self, q: Tensor, summary: Tensor, rows: "OwnRows") -> Selection:
+        """Return the selection of some query blocks, whose queries q has, among all keys."""
+        raise NotImplementedError
+
     def __repr__(self) -> str:
         return self.text
+
+
+class OwnRows(Protocol):
+    """Query blocks that one of several ranks has, of a sequence of n tokens."""
+
+    n: int
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Return (n_q,) int64, the places of the queries."""
+        ...
+
+    def of(self, mask: Mask | BlockMask, block_size: tuple[int, int]) -> BlockMask:
+        """Return the rows of a mask of the whole sequence."""
+        ...
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -70,15 +99,31 @@ class BlockSelector(Selector):
         """(B, H, rows, cols), the higher the better."""
         raise NotImplementedError
 
+    def compare(self, q: Tensor, summary: Tensor) -> Tensor:
+        """Return the scores of queries (B, H, n, D) and the summary of all keys."""
+        raise NotImplementedError
+
     def select(self, q: Tensor, k: Tensor) -> Selection:
+        return self._selected(self.scores(q, k), q, k.shape[2], self.within, self.always)
+
+    def select_rows(self, q: Tensor, summary: Tensor, rows: OwnRows) -> Selection:
+        own = [
+            None if m is None else rows.of(m, self.block_size) for m in (self.within, self.always)
+        ]
+        return self._selected(self.compare(q, summary), q, rows.n, *own)
+
+    def _selected(
+        self, scores: Tensor, q: Tensor, n_k: int, within: Mask | BlockMask | None,
+        always: Mask | BlockMask | None,
+    ) -> Selection:  # fmt: skip
         batch, heads, n_q, _ = q.shape
-        extents = (n_q, k.shape[2], self.block_size)
-        built_with = heads_of(self.within, heads) or heads_of(self.always, heads)
-        found = candidates_of(self.rule, self.within, self.always, *extents, built_with, q.device)
+        extents = (n_q, n_k, self.block_size)
+        built_with = heads_of(within, heads) or heads_of(always, heads)
+        found = candidates_of(self.rule, within, always, *extents, built_with, q.device)
         for name, mask in (("within", found.codes), ("always", found.forced)):
             if mask is not None:
                 check_slices(name, tuple(mask.shape[:2]), q)
-        codes = choose(self.scores(q, k), found, self.rule, probabilities=self.probabilities)
+        codes = choose(scores, found, self.rule, probabilities=self.probabilities)
         copies = batch * heads // (found.high.shape[0] * found.high.shape[1])
         return Selection(codes, found.bits, *extents, found.max_blocks * copies)
 

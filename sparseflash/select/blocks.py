@@ -34,6 +34,13 @@ class Pooled(BlockSelector):
         q_pooled, k_pooled = pool((q, block_q, q_kinds), (k, block_k, k_kinds))
         return dot(q_pooled, k_pooled, q.shape[-1] ** -0.5)
 
+    def summary(self, k: Tensor) -> Tensor:
+        return pool((k, self.block_size[1], POOLS[self.pool][1]))[0]
+
+    def compare(self, q: Tensor, summary: Tensor) -> Tensor:
+        (pooled,) = pool((q, self.block_size[0], POOLS[self.pool][0]))
+        return dot(pooled, summary, q.shape[-1] ** -0.5)
+
 
 @selector
 def top_k(

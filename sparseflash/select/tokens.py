@@ -8,9 +8,10 @@ from torch import Tensor
 
 from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
+from masks.block_mask import BlockMask
 from masks.checks import block_sizes, flag, integer
 from sparseflash.kernels.device import kernels_of, on_nvidia
-from sparseflash.select.base import Selector, check_slices, selector
+from sparseflash.select.base import OwnRows, Selector, check_slices, selector
 from sparseflash.select.choose import choose
 from sparseflash.select.picks import Picks
 from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
@@ -49,14 +50,39 @@ class TokenSelector(Selector):
             integer("capacity", self.capacity, min=1)
 
     def select(self, q: Tensor, k: Tensor) -> Selection:
-        n_q, n_k, heads = q.shape[2], k.shape[2], q.shape[1]
-        seen = up_to_itself(n_q, n_k)
-        mask = seen & self.within if isinstance(self.within, Mask) else seen
+        mask = self._seen(q.shape[2], k.shape[2])
         check_slices("within", (mask.batch or 1, mask.heads or 1), q)
-        words = self.words(q, k)
+        return self._selected(self.words(q, k), mask, q, k.shape[2])
+
+    def candidates(self) -> Mask:
+        return self._seen(1, 1)
+
+    def summary(self, k: Tensor) -> Tensor:
+        return pool((k, self.block_size[1], ["mean"]))[0]
+
+    def select_rows(self, q: Tensor, summary: Tensor, rows: OwnRows) -> Selection:
+        size = self.block_size[1]
+        many = torch.full((summary.shape[2],), size, device=q.device)
+        many[-1] = rows.n - size * (len(many) - 1)
+        per_chunk = self.chunk // size
+        short = 0, -len(many) % per_chunk
+        total, count = F.pad(summary * many[:, None], (0, 0, *short)), F.pad(many, short)
+        mean = total.unflatten(2, (-1, per_chunk)).sum(3)
+        mean = mean / count.unflatten(0, (-1, per_chunk)).sum(1)[:, None]
+        padded = q.shape[2] + -q.shape[2] % self.block_size[0]
+        words = _pick(self, q, mean, rows.positions(q.device), padded)
+        return self._selected(words, rows.of(self.candidates(), self.block_size), q, rows.n)
+
+    def _seen(self, n_q: int, n_k: int) -> Mask:
+        seen = up_to_itself(n_q, n_k)
+        return seen & self.within if isinstance(self.within, Mask) else seen
+
+    def _selected(self, words: Tensor, mask: Mask | BlockMask, q: Tensor, n_k: int) -> Selection:
+        n_q, heads = q.shape[2], q.shape[1]
         if self.union:
             return self._union(words, mask, n_q, n_k, heads)
-        if (mask.per_head or mask.heads) and words.shape[1] != heads:
+        by_head = (mask.heads or 1) > 1 or (isinstance(mask, Mask) and mask.per_head)
+        if by_head and words.shape[1] != heads:
             words = words.repeat_interleave(heads // words.shape[1], 1)
         found = selection_of(words, n_q, n_k, self.block_size, self.chunk, self.capacity) & mask
         return of_heads(found, heads)
@@ -88,7 +114,9 @@ class TokenSelector(Selector):
                 return kernels_of("select").pick_chunks(q, k, *sizes, nsa=self.nsa)
         return pick_torch(self, q, k, padded)
 
-    def _union(self, words: Tensor, mask: Mask, n_q: int, n_k: int, heads: int) -> Selection:
+    def _union(
+        self, words: Tensor, mask: Mask | BlockMask, n_q: int, n_k: int, heads: int
+    ) -> Selection:
         """`mask` in the blocks that a query picked."""
         block_q, block_k = self.block_size
         built_with = heads_of(mask, heads)
@@ -178,16 +206,25 @@ def nsa(
 
 
 def pick_torch(selector: TokenSelector, q: Tensor, k: Tensor, padded: int) -> Tensor:
-    """`TokenSelector.words` in plain torch: the scores of some queries at a time."""
-    n, chunk, offset = q.shape[2], selector.chunk, k.shape[2] - q.shape[2]
-    (mean,) = pool((k, chunk, ["mean"]))
+    """`TokenSelector.words` in plain torch."""
+    (mean,) = pool((k, selector.chunk, ["mean"]))
+    place = torch.arange(q.shape[2], device=q.device) + (k.shape[2] - q.shape[2])
+    return _pick(selector, q, mean, place, padded)
+
+
+def _pick(selector: TokenSelector, q: Tensor, mean: Tensor, place: Tensor, padded: int) -> Tensor:
+    """Return the words of queries at `place` (n,), from the means (B, H_kv, chunks, D) of chunks.
+
+    The scores of some queries at a time.
+    """
+    n, chunk = q.shape[2], selector.chunk
     rule = Rule("count", selector.k)
     step = max(chunk, SCORES_AT_ONCE // (q.shape[0] * q.shape[1] * mean.shape[2]))
     step += -step % GROUP
     words = []
     for start in range(0, n, step):
         part = q[:, :, start : start + step].to(mean.dtype)
-        token = torch.arange(start, start + part.shape[2], device=q.device)[:, None] + offset
+        token = place[start : start + part.shape[2], None]
         scores = importance(part, mean, token, chunk) if selector.nsa else dot(part, mean)
         picks = choose(scores, _candidates(selector, token, mean.shape[2]), rule)
         words.append(words_of(picks == FULL))

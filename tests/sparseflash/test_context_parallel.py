@@ -13,11 +13,13 @@ from torch.utils.checkpoint import checkpoint
 import masks
 import sparseflash
 from masks.analysis.partition import RULES
+from sparseflash import select
 from sparseflash.distributed import attention as operators
 from sparseflash.distributed import context_parallel
 from sparseflash.distributed import exchange as exchange_of
 from sparseflash.distributed.exchange import Chosen, Rows, Transfer, Units
 from sparseflash.distributed.route import Exchange
+from sparseflash.select.base import Selector
 from tests.processes import on_ranks
 
 BATCH, SIZE, DIM, DIM_V = 2, 16, 16, 24
@@ -75,6 +77,7 @@ class Call:
         """Return out, LSE and the gradients of q, k, v, the sink and the bias."""
         q, k, v = (x.detach().requires_grad_() for x in given[:3])
         dout, dlse = given[3:]
+        mask = mask(q, k) if isinstance(mask, Selector) else mask
         learnt = {
             name: x.clone().requires_grad_()
             for name in ("sink", "bias")
@@ -186,7 +189,7 @@ def test_kernels_pack_add_and_merge_as_torch_does(n, monkeypatch):
         transfer.add(given[:2], come)
         rows.add(given[2], taken)
         operators._merge(given[3], given[4], other, other_lse, rows)
-        joined = operators._joined(transfer, x, y, packed[: transfer.units])
+        joined = operators.joined(transfer, x, y, packed[: transfer.units])
         return packed, taken, *given, *joined, transfer.behind.pack(*joined)
 
     plain = results()
@@ -194,6 +197,56 @@ def test_kernels_pack_add_and_merge_as_torch_does(n, monkeypatch):
         monkeypatch.setattr(module, "in_kernels", lambda x: True)
     for a, b in zip(plain, results(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def selectors(rank: int, world: int) -> None:
+    """Blocks that are chosen at run time: those of one process, and no others travel."""
+    n, within, by_head = 200, masks.causal(), masks.random_blocks(0.5, block=16, per_head=True)
+    uneven = np.arange(13) % 2 * (world - 1)  # with three ranks one has no tokens
+    for i, (chosen, owner, route) in enumerate((
+        (select.top_k(3, block_size=SIZE), uneven, "blocks"),
+        (select.top_k(0.3, "bound", SIZE, within=within, always=masks.local(0)), "zigzag", "auto"),
+        (select.mass(0.5, block_size=(32, SIZE), within=by_head), "contiguous", "keys"),
+        (select.moba(32, 2, SIZE), uneven, "blocks"),
+        (select.moba(48, 3, SIZE, union=True, within=by_head), "zigzag", "blocks"),
+        (select.nsa(3, 16, 32, first=1, own=1), "contiguous", "blocks"),
+        (select.nsa(3, 32, 16, within=masks.local(60)), "zigzag", "heads"),
+    )):  # fmt: skip
+        heads, kv_heads = ((4, 4), (6, 3))[i % 2]
+        terms = sparseflash.Terms(torch.linspace(-1, 1, heads).double(), 3.0) if i > 3 else None
+        call = Call(n, heads, kv_heads, chosen, torch.float64, terms)
+        cp = context_parallel(
+            None, chosen, n, heads=heads, kv_heads=kv_heads, owner=owner, route=cast(Any, route)
+        )
+        agree(cp, call.on(cp), call.want, 1e-11, (chosen, owner))
+        if i:
+            continue
+        layout = chosen(*call.qkv[:2]).to_block_mask().layout() > 0
+        need = layout[:, :, cp.owner == rank].any(2)[:, :, cp.owner != rank].sum()
+        need, before = torch.tensor(int(need)), cp.bytes_sent
+        with torch.no_grad():
+            sparseflash.attention(*(cp.shard(x, 2) for x in call.qkv), cp)
+        sent = torch.tensor(cp.bytes_sent - before)
+        for total in (need, sent):
+            dist.all_reduce(total)
+        told = BATCH * heads * (7 * DIM * 8 + 13)  # by each rank: summaries, and what it needs
+        assert sent == need * SIZE * (DIM + DIM_V) * 8 + world * told
+    call = Call(n, 4, 4, None, torch.float64)
+    cp = context_parallel(None, select.top_k(3, block_size=SIZE), n, heads=4, route="keys")
+    q, k, v = (cp.shard(x, 2) for x in call.qkv)
+    refused: Any = {"lengths": [3, 4], "dropout_p": 0.5}
+    for name, value in refused.items():
+        with pytest.raises(ValueError, match=name):
+            sparseflash.attention(q, k, v, cp, **{name: value})
+    with pytest.raises(ValueError, match="block_size=64"):
+        cp.with_mask(select.top_k(3, block_size=64))
+    with pytest.raises(ValueError, match="summary"):
+        cp.with_mask(select.antidiagonal(block_size=SIZE))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_selections_at_run_time_equal_one_process(world):
+    on_ranks(world, selectors)
 
 
 def composed(rank: int, world: int) -> None:
