@@ -1,5 +1,6 @@
 """Attention over a sequence that several devices share, for any block mask."""
 
-from sparseflash.distributed.plan import ContextParallel, context_parallel
+from sparseflash.distributed.mesh import context_parallel
+from sparseflash.distributed.plan import ContextParallel
 
 __all__ = ["ContextParallel", "context_parallel"]

@@ -3,8 +3,7 @@
 import hashlib
 import itertools
 import json
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,6 @@ from torch import Tensor
 
 from masks import BlockMask, Mask, dense, documents
 from masks.analysis.partition import Partition
-from masks.checks import integer
-from masks.runs import Ints
 from sparseflash.arguments import as_mask_or_selector
 from sparseflash.checks import check_tensors
 from sparseflash.distributed import attention as operators
@@ -26,9 +23,8 @@ from sparseflash.lengths import check_bounds, real_tokens
 from sparseflash.select.base import Selector
 from sparseflash.terms import Terms, term_options, term_tensors
 
-Route = Literal["auto", "blocks", "keys", "heads"]
-ROUTES = ("auto", "blocks", "keys", "heads")
 RECENT = 256  # plans of other masks that are kept: of the layers, and of lengths
+KEPT = ("_others", "_places", "_transfers", "_far")  # caches of a plan
 _numbers = itertools.count()
 
 
@@ -45,6 +41,7 @@ class ContextParallel:
         heads, kv_heads: of queries, and of keys and values.
         owner: (blocks of tokens,) the rank that owns each.
         rank, ranks, group: of torch.distributed.
+        bound: whether the group is known yet, see `on`.
         route: "blocks" or "heads": what travels.
         tokens: of this rank.
         bytes_sent: by all calls of this rank so far, its own share included.
@@ -58,7 +55,11 @@ class ContextParallel:
     ):  # fmt: skip
         if isinstance(source, Selector) and route == "blocks":
             route = "keys"
-        self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
+        if isinstance(group, tuple):
+            self.group, self.bound, (self.rank, self.ranks) = None, False, group
+        else:
+            self.group, self.bound = group, True
+            self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.source, self.mask, self.partition, self.route = source, mask, found, route
         self.n, self.size, self.owner = mask.n_q, mask.block_size[0], found.owner
         self.heads, self.kv_heads = found.sizes.heads, found.sizes.kv_heads
@@ -75,7 +76,6 @@ class ContextParallel:
         width -= np.arange(mask.rows) * self.size
         self._tokens = np.bincount(self.owner, width, self.ranks).astype(int)
         self.tokens = int(self._tokens[self.rank])
-        self.key = f"{_digest(self)}:{next(_numbers)}"
         self.share: Share | None = None
         if route == "heads":
             self.share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
@@ -90,6 +90,37 @@ class ContextParallel:
             self.part, *travels = part_of(self.rank, *call)
             self.fetches, self.visits = travels
             self.units = Units(self.part.slices, self.size)
+        self._register()
+
+    def on(self, mesh: Any = None) -> "ContextParallel":
+        """Return the plan, made for (rank, ranks), with the group that it is for; see
+        `context_parallel`.
+        """
+        group = mesh.get_group() if hasattr(mesh, "get_group") else mesh
+        place = dist.get_rank(group), dist.get_world_size(group)
+        if place != (self.rank, self.ranks):
+            raise ValueError(
+                f"the plan is for (rank, ranks) {(self.rank, self.ranks)}, the group has {place}:"
+                " make it with those"
+            )
+        self.group, self.bound = group, True
+        return self
+
+    def _bound(self) -> None:
+        if not self.bound:
+            raise ValueError("the plan was made without a group: call plan.on(mesh) first")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs, which binds the plan to its own group."""
+        unbound = {"group": None, "bound": False, "_by_distance": None, "_agreed": False}
+        return self.__dict__ | unbound | {name: {} for name in KEPT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._register()
+
+    def _register(self) -> None:
+        self.key = f"{digest_of(self)}:{next(_numbers)}"
         operators.PLANS[self.key] = self
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
@@ -117,6 +148,7 @@ class ContextParallel:
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
         """Return the tensors (tokens, ..) of all ranks of the group."""
+        self._bound()
         whole = own.new_zeros(int(self._tokens.max()), *own.shape[1:])
         whole[: self.tokens] = own
         come = [torch.empty_like(whole) for _ in range(self.ranks)]
@@ -161,7 +193,8 @@ class ContextParallel:
         sizes = self.partition.sizes._asdict()
         found = blocks.partition(self.partition.ranks, owner=self.owner, **sizes)
         made = self._made(source, blocks, found)
-        _check_agreement(made)
+        if self.bound:
+            made.check_agreement()
         if key is not None:
             if len(self._others) == RECENT:
                 self._others.pop(next(iter(self._others)))
@@ -170,13 +203,16 @@ class ContextParallel:
         return made
 
     def _made(self, source: Any, mask: BlockMask, found: Partition) -> "ContextParallel":
-        return ContextParallel(self.group, source, mask, found, self.route)
+        return ContextParallel(self._group(), source, mask, found, self.route)
+
+    def _group(self) -> Any:
+        return self.group if self.bound else (self.rank, self.ranks)
 
     def within(self, lengths: Tensor, starts: Tensor | None) -> "ContextParallel":
         """Return the plan for the tokens of each sequence from its start on, within its length."""
         first = lengths * 0 if starts is None else torch.minimum(starts, lengths)
         rows = list(zip(first.tolist(), lengths.tolist(), strict=True))
-        if isinstance(self.source, BlockMask):
+        if not isinstance(self.source, Mask):
             raise ValueError(
                 "lengths and starts need the mask as an expression, and the plan has a BlockMask:"
                 " make it of a masks.Mask, or with route='heads'"
@@ -194,9 +230,14 @@ class ContextParallel:
                 " owner='contiguous' or route='heads'"
             )
         if self._by_distance is None:
-            call = self.group, self.source, self.mask, self.partition, self.route
+            call = self._group(), self.source, self.mask, self.partition, self.route
             self._by_distance = ContextParallel(*call, by_distance=True)
         return self._by_distance
+
+    def check_agreement(self) -> None:
+        """Raise ValueError on every rank unless all have made the same plan."""
+        device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
+        _compare(self, self.key.partition(":")[0], torch.device(device))
 
     def explain(self) -> str:
         """Return what each rank computes and sends, and how that compares with other ways."""
@@ -225,7 +266,7 @@ class ContextParallel:
             self.refuse(far)
             options = {"scale": scale, "deterministic": deterministic, "backend": backend}
             options |= {"return_lse": return_lse, "terms": terms}
-            return by_choice(self, attend, q, k, v, options)
+            return by_choice(self, attend, q, k, v, options)  # pyright: ignore[reportCallIssue]
         if self.share is not None:
             options = {"scale": scale, "deterministic": deterministic, "backend": backend}
             options |= {"lengths": lengths, "starts": starts, "return_lse": return_lse}
@@ -247,6 +288,7 @@ class ContextParallel:
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Raise ValueError for tensors that do not fit each other or the plan."""
+        self._bound()
         check_tensors(q, k, v)
         wanted = (q.shape[1], k.shape[1], q.shape[2], k.shape[2])
         have = (self.heads, self.kv_heads, self.tokens, self.tokens)
@@ -298,62 +340,8 @@ class ContextParallel:
         """
         if not self._agreed:
             what = [q.shape[0], q.shape[3], v.shape[3], str(q.dtype), *map(str, options)]
-            _compare(self, json.dumps(what), q.device)
+            _compare(self, json.dumps([*what, self.key.partition(":")[0]]), q.device)
             self._agreed = True
-
-
-class Grid(ContextParallel):
-    """Heads on one dimension of a mesh, blocks of tokens on the other.
-
-    The ranks of the first dimension share the heads of the same tokens, which are those of one rank
-    of the second one: heads travel among the ones, then blocks among the others.
-    """
-
-    def __init__(
-        self, groups: tuple[Any, Any], source: Mask | BlockMask, mask: BlockMask, found: Partition,
-        route: str,
-    ):  # fmt: skip
-        """found: of the ranks of the second dimension, for all heads."""
-        self.group, self._groups = groups[0], groups
-        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.source, self.mask, self.partition = source, mask, found
-        self.heads, self.kv_heads = found.sizes.heads, found.sizes.kv_heads
-        share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
-        sizes = found.sizes._replace(
-            heads=len(share.heads[self.rank]), kv_heads=len(share.kv_heads[self.rank])
-        )
-        own = share.masks[self.rank]
-        ranks = dist.get_world_size(groups[1])
-        part = own.partition(ranks, owner=found.owner, **sizes._asdict())
-        given = source if mask.heads == 1 else own
-        self.inner = ContextParallel(groups[1], given, own, part, route)
-        self.share = replace(share, masks=(self.inner,) * self.ranks)
-        self.n, self.size, self.owner = self.inner.n, self.inner.size, found.owner
-        ends = self.inner.tokens * np.arange(self.ranks + 1) // self.ranks
-        self._tokens, self._ends = np.diff(ends), ends
-        self.tokens, self.route = int(self._tokens[self.rank]), route
-        self.key, self._others, self._agreed, self.bytes_sent = _digest(self), {}, False, 0
-
-    def _made(self, source: Any, mask: BlockMask, found: Partition) -> "Grid":
-        return Grid(self._groups, source, mask, found, self.route)
-
-    def positions(self, device: torch.device | str = "cpu") -> Tensor:
-        first, stop = self._ends[self.rank : self.rank + 2]
-        return self.inner.positions(device)[first:stop]
-
-    def order(self, device: torch.device) -> None:
-        return None
-
-    def _whole(self, x: Tensor, dim: int) -> Tensor:
-        part = torch.cat(self._gathered(x.movedim(dim, 0)))
-        return self.inner._whole(part, 0).movedim(0, dim)
-
-    def _sum(self, x: Tensor) -> None:
-        super()._sum(x)
-        self.inner._sum(x)
-
-    def explain(self) -> str:
-        return "\n".join([super().explain(), "of its heads:", self.inner.explain()])
 
 
 class _Whole(torch.autograd.Function):
@@ -370,79 +358,6 @@ class _Whole(torch.autograd.Function):
         total = dx.clone(memory_format=torch.contiguous_format)
         cp._sum(total)
         return cp.shard(total, dim), None, None
-
-
-def context_parallel(
-    mesh: Any,
-    mask: Mask | BlockMask | Selector | np.ndarray | Tensor | str | None,
-    n: int,
-    *,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    head_dim: int = 128,
-    block_size: int = 128,
-    owner: str | Ints = "auto",
-    route: Route = "auto",
-    tflops: float = 600.0,
-    gb_s: float = 450.0,
-) -> ContextParallel:
-    """Return a plan of attention over a sequence that the ranks of a group share.
-
-    Each rank owns some blocks of tokens and computes the rows of its queries. It receives the key
-    blocks that these need and no others; a row that needs most keys sends its queries instead. The
-    result is that of one device.
-
-    Args:
-        mesh: a one-dimensional `DeviceMesh`, a process group, or None for all ranks. In a mesh of
-            two dimensions heads are shared on the first and blocks of tokens on the second.
-        mask: of the whole sequence, as in `sparseflash.attention`; the same on every rank. Or a
-            selector of `sparseflash.select`, which chooses at each call.
-        n: tokens of the whole sequence.
-        heads, kv_heads: of queries, and of keys and values; those of the mask by default, and
-            `heads`.
-        head_dim: of the model that times are estimated from.
-        block_size: tokens; that of a BlockMask or a selector stays.
-        owner: who owns which block of tokens: "auto" takes the fastest by the model of
-            `masks.Mask.partition`, which lists the others; or (blocks,) ranks.
-        route: "blocks" (keys, or queries where these are fewer), "keys", "heads" (all tokens of a
-            share of the heads, for masks that need all keys everywhere), or "auto".
-        tflops, gb_s: of one device and its link, for the model.
-
-    Every rank of the group has to call it, with the same arguments.
-    Raises ValueError for arguments out of range, and where the ranks disagree.
-    """
-    kind = Grid if getattr(mesh, "ndim", 1) == 2 else ContextParallel
-    group: Any = mesh
-    if kind is Grid:
-        group = mesh.get_group(0), mesh.get_group(1)
-    elif hasattr(mesh, "get_group"):
-        group = mesh.get_group()
-    n = integer("n", n, min=1)
-    if route not in ROUTES:
-        raise ValueError(f"route is {route!r}; choose one of {', '.join(ROUTES)}")
-    ranks = dist.get_world_size(group[1] if kind is Grid else group)
-    source, blocks = blocks_of(mask, n, block_size, heads)
-    if isinstance(source, Selector) and kind is Grid:
-        raise ValueError(f"a mesh of two dimensions takes a mask, not the selector {source!r}")
-    sizes: dict[str, Any] = {"head_dim": head_dim, "tflops": tflops, "gb_s": gb_s}
-    sizes |= {"heads": heads, "kv_heads": kv_heads}
-    found = blocks.partition(ranks, owner=owner, queries=route != "keys", **sizes)
-    if kind is Grid:
-        route, ranks = "blocks" if route == "auto" else route, dist.get_world_size(group[0])
-        if route == "heads" or found.sizes.kv_heads < ranks:
-            raise ValueError(
-                f"route is {route!r}, and there are {found.sizes.kv_heads} key heads: a mesh of two"
-                f" dimensions takes {ranks} or more, a key head for each rank of the first one, and"
-                " route='blocks' or 'keys' for the second"
-            )
-    elif route == "auto":
-        heads_travel = found.rivals().get("heads", (0.0, 0.0))[1] > 1.05 * found.speedup
-        route = "heads" if heads_travel and found.sizes.kv_heads >= ranks else "blocks"
-    if route == "heads" and found.sizes.kv_heads < ranks:
-        raise ValueError(f"route='heads' needs a key head a rank: {found.sizes.kv_heads} < {ranks}")
-    made = kind(group, source, blocks, found, route)
-    _check_agreement(made)
-    return made
 
 
 def blocks_of(
@@ -465,19 +380,12 @@ def blocks_of(
     return source, mask
 
 
-def _digest(cp: ContextParallel) -> str:
+def digest_of(cp: ContextParallel) -> str:
     chosen = repr(cp.source) if isinstance(cp.source, Selector) else ""
     what = [cp.mask.key, chosen, cp.ranks, cp.route, *map(str, cp.partition.sizes)]
     digest = hashlib.sha256(json.dumps(what).encode())
     digest.update(cp.owner.astype("<i8").tobytes())
     return digest.hexdigest()
-
-
-def _check_agreement(cp: ContextParallel) -> None:
-    if isinstance(cp, Grid):
-        _check_agreement(cp.inner)
-    device = "cuda" if dist.get_backend(cp.group) == "nccl" else "cpu"
-    _compare(cp, cp.key.partition(":")[0], torch.device(device))
 
 
 def _compare(cp: ContextParallel, what: str, device: torch.device) -> None:

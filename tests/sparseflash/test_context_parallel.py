@@ -1,6 +1,7 @@
 """Context parallelism on gloo processes: outputs, gradients and bytes against one process."""
 
 import contextlib
+import pickle
 from typing import Any, cast
 
 import numpy as np
@@ -392,6 +393,29 @@ def test_meshes_of_two_dimensions():
     on_ranks(4, meshes)
 
 
+def planned_elsewhere(rank: int, world: int) -> None:
+    """A plan that a process without a group made, as a worker of a data loader does."""
+    n, mask, moba = 200, masks.longformer(32, 1, (0, 1)), select.moba(32, 2, SIZE)
+    for chosen, terms in (
+        (mask, sparseflash.Terms(slopes=torch.linspace(0.01, 0.3, 4, dtype=torch.float64))),
+        (moba, None),
+    ):
+        call = Call(n, 4, 2, chosen, torch.float64, terms)
+        options: Any = {"heads": 4, "kv_heads": 2, "owner": "contiguous", "block_size": SIZE}
+        unbound = context_parallel((rank, world), chosen, n, **options)
+        q = unbound.shard(call.qkv[0], 2)
+        with pytest.raises(ValueError, match="on\\(mesh\\)"):
+            sparseflash.attention(q, q[:, :2], q[:, :2], unbound)
+        with pytest.raises(ValueError, match="rank"):
+            context_parallel((1 - rank, world), chosen, n, **options).on()
+        agree(cp := pickle.loads(pickle.dumps(unbound)).on(), call.on(cp), call.want, 1e-11, chosen)
+    with pytest.raises(ValueError, match="2, 2"):
+        context_parallel((2, 2), mask, n)
+    other = context_parallel((rank, world), masks.local(rank + 1), n, **options).on()
+    with pytest.raises(ValueError, match=r"ranks \[1\]"):
+        call.on(other)
+
+
 def layers(rank: int, world: int) -> None:
     """The layer with rotary positions, and under DDP on another mesh dimension."""
     n, mask = 256, masks.sliding(50)
@@ -454,7 +478,7 @@ def models(rank: int, world: int) -> None:
 
 
 def several(rank: int, world: int) -> None:
-    for body in (composed, refused, optional, layers, models):
+    for body in (composed, refused, optional, planned_elsewhere, layers, models):
         body(rank, world)
 
 
