@@ -128,6 +128,7 @@ class Grid(ContextParallel):
         ends = self.inner.tokens * np.arange(self.ranks + 1) // self.ranks
         self._tokens, self._ends = np.diff(ends), ends
         self.tokens, self.route = int(self._tokens[self.rank]), route
+        self.changes = False
         self.key, self._others, self._agreed, self.bytes_sent = digest_of(self), {}, False, 0
 
     def _made(self, source: Any, mask: BlockMask, found: Partition) -> "Grid":

@@ -42,6 +42,7 @@ class ContextParallel:
         owner: (blocks of tokens,) the rank that owns each.
         rank, ranks, group: of torch.distributed.
         bound: whether the group is known yet, see `on`.
+        changes: whether torch.compile leaves calls out of its graphs, which then serve other plans.
         route: "blocks" or "heads": what travels.
         tokens: of this rank.
         bytes_sent: by all calls of this rank so far, its own share included.
@@ -63,7 +64,7 @@ class ContextParallel:
         self.source, self.mask, self.partition, self.route = source, mask, found, route
         self.n, self.size, self.owner = mask.n_q, mask.block_size[0], found.owner
         self.heads, self.kv_heads = found.sizes.heads, found.sizes.kv_heads
-        self.bytes_sent, self._agreed = 0, False
+        self.bytes_sent, self._agreed, self.changes = 0, False, False
         # Gradients go home while the own ones are computed, but for short transfers: until its
         # peer comes, a transfer holds multiprocessors, and ranks reach it at different times.
         self.early = found.transfer > 0.02 * found.compute
@@ -103,7 +104,7 @@ class ContextParallel:
                 f"the plan is for (rank, ranks) {(self.rank, self.ranks)}, the group has {place}:"
                 " make it with those"
             )
-        self.group, self.bound = group, True
+        self.group, self.bound, self.changes = group, True, True
         return self
 
     def _bound(self) -> None:
@@ -251,12 +252,17 @@ class ContextParallel:
             lines.append(f"  key heads of a rank  {shares}")
         return "\n".join([*lines, str(self.partition)])
 
-    def attend(
+    def attend(self, *inputs: Any, **options: Any) -> Any:
+        """Run `sparseflash.attention`, which is `attend`, for the own queries over all keys."""
+        if self.changes:
+            return _outside(self, *inputs, **options)  # pyright: ignore[reportCallIssue]
+        return self._attend(*inputs, **options)
+
+    def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, terms: Any, attend: Any,
         lengths: Any, starts: Any, dropout_p: float, seed: int | Tensor | None,
         return_lse: bool, return_max_scores: bool, deterministic: bool, backend: str,
     ) -> Any:  # fmt: skip
-        """Run `sparseflash.attention`, which is `attend`, for the own queries over all keys."""
         self.check(q, k, v)
         term_options(terms)  # raises where it is something else
         terms = Terms() if terms is None else terms
@@ -342,6 +348,11 @@ class ContextParallel:
             what = [q.shape[0], q.shape[3], v.shape[3], str(q.dtype), *map(str, options)]
             _compare(self, json.dumps([*what, self.key.partition(":")[0]]), q.device)
             self._agreed = True
+
+
+@torch.compiler.disable
+def _outside(cp: ContextParallel, *inputs: Any, **options: Any) -> Any:
+    return cp._attend(*inputs, **options)
 
 
 class _Whole(torch.autograd.Function):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
@@ -409,6 +410,18 @@ def planned_elsewhere(rank: int, world: int) -> None:
         with pytest.raises(ValueError, match="rank"):
             context_parallel((1 - rank, world), chosen, n, **options).on()
         agree(cp := pickle.loads(pickle.dumps(unbound)).on(), call.on(cp), call.want, 1e-11, chosen)
+    # one graph serves the plans of all batches
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(
+        lambda q, plan: 2.0 * sparseflash.attention(q, q, q, plan) + q, backend=counter
+    )
+    for lengths in ((50, 150), (100, 60, 40), (200,), (7, 193)):
+        cut = masks.documents(lengths)
+        plan = context_parallel((rank, world), cut, n, heads=4, owner="contiguous").on()
+        q = plan.shard(call.qkv[0], 2)
+        whole = 2.0 * sparseflash.attention(*3 * [call.qkv[0]], cut) + call.qkv[0]
+        assert close(compiled(q, plan), plan.shard(whole, 2), 1e-11)
+    assert counter.frame_count <= 2, counter.frame_count
     with pytest.raises(ValueError, match="2, 2"):
         context_parallel((2, 2), mask, n)
     other = context_parallel((rank, world), masks.local(rank + 1), n, **options).on()
