@@ -10,11 +10,11 @@ from torch import Tensor
 from masks import BlockMask, Mask, mask_from, parse
 from masks.algebra import Transform
 from sparseflash.checks import check_extents, is_empty, is_wrapped
-from sparseflash.schedule import Schedule
+from sparseflash.dynamic.lists import schedule_from_selection
+from sparseflash.dynamic.selection import Selection
+from sparseflash.picks.picks import Picks
+from sparseflash.schedule.blocks import Schedule
 from sparseflash.select.base import Selector
-from sparseflash.select.picks import Picks
-from sparseflash.select.schedule import schedule_from_selection
-from sparseflash.select.selection import Selection
 
 REMEDIES = {  # what other functions call it: what to write here
     "attn_mask": "pass mask=, a masks.Mask or a bool tensor, True where allowed",

@@ -30,14 +30,20 @@ from sparseflash.checks import (
     seed_tensor,
 )
 from sparseflash.distributed.plan import ContextParallel
-from sparseflash.lengths import Lengths, attend_within, check_bounds, keep_within, padding_for
-from sparseflash.ops.attention import call_operator, plain, run
+from sparseflash.dynamic.lengths import (
+    Lengths,
+    attend_within,
+    check_bounds,
+    keep_within,
+    padding_for,
+)
+from sparseflash.dynamic.selection import Selection
+from sparseflash.operators.attention import call_operator, plain, run
+from sparseflash.picks import operator as picked
+from sparseflash.picks.picks import Picks
 from sparseflash.plan import Plan, plan_for, prepared, traced_plan
 from sparseflash.problem import Problem, describe, key_of
-from sparseflash.schedule import Schedule, schedule_for
-from sparseflash.select import picked
-from sparseflash.select.picks import Picks
-from sparseflash.select.selection import Selection
+from sparseflash.schedule.blocks import Schedule, schedule_for
 from sparseflash.shards import is_sharded, on_shards
 from sparseflash.terms import Terms, term_options, term_tensors
 

@@ -1,15 +1,18 @@
-"""The only cache of the package: schedules, lists, plans, counters, and tables of selectors.
+"""What the package keeps between calls, and memory that outlives the call that allocates it.
 
-Keys are values (mask keys, shapes, strides, dtypes), never addresses. A limit on the number of
-entries and one on the bytes of the tensors that they keep alive bound it: MAX_ENTRIES and
-MAX_BYTES. The least recently used entry goes first. What a CUDA graph was captured with stays
-beyond the limits: its replays read the same memory.
+`cache` holds schedules, tile lists, plans with their prepared launches, decoding steps, counters,
+and tables of selectors. Keys are values (mask keys, shapes, strides, dtypes), never addresses.
+MAX_ENTRIES and MAX_BYTES bound it, the latter in bytes of the tensors that entries keep alive; the
+least recently used entry goes first. What a CUDA graph was captured with stays beyond the limits:
+its replays read the same memory. A module that keeps something of its own (prepared launches
+without a plan, converted masks) registers its release with `on_clear`.
 """
 
 import functools
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -23,6 +26,7 @@ from masks.registry import Keyed, by_text
 MAX_ENTRIES = 1024
 MAX_BYTES = 2**30
 Make = TypeVar("Make", bound=Callable[..., Any])
+Value = TypeVar("Value")
 
 
 class Cache:
@@ -163,17 +167,28 @@ def cached(make: Make) -> Make:
     return cast(Make, find)
 
 
+_further: list[Callable[[], None]] = []
+
+
+def on_clear(release: Callable[[], None]) -> None:
+    """Make `clear_cache` call `release`, which frees what a module keeps beside the cache."""
+    _further.append(release)
+
+
 def clear_cache() -> None:
-    """Free all that is kept between calls: block masks, schedules, work lists, plans, tables.
+    """Free all that is kept between calls: block masks, schedules, tile lists, plans, launches.
 
     The next call of each kind builds them again. The cache is bounded: it keeps at most 1,024
     entries and about 1 GiB of device memory, and drops the least recently used ones first. It keeps
     what a CUDA graph was captured with beyond that. After this call such graphs must not be
-    replayed. Block masks on the host have a limit of their own, in `masks`.
+    replayed. Block masks on the host have a limit of their own, in `masks`. Compiled kernels and
+    facts about the devices stay.
     """
     _wait()
     cache.clear()
     masks.build.clear()
+    for release in _further:
+        release()
 
 
 @by_text
@@ -187,3 +202,37 @@ def _wait() -> None:
     """Kernels of any stream may still read what is freed after this."""
     if torch.cuda.is_initialized() and not is_capturing():
         torch.cuda.synchronize()
+
+
+def persistent(make: Callable[[], Value], device: torch.device | str) -> Value:
+    """Return make(), run without gradients, for a cache to keep.
+
+    While torch.compile warms up or records a CUDA graph, the allocations of its thread belong to
+    the pool of that graph, and torch refuses tensors that stay there. On a GPU a new thread
+    therefore runs `make`. Raises RuntimeError while a CUDA graph is captured, because a capture
+    cannot record an allocation that outlives it.
+    """
+
+    def without_gradients() -> Value:
+        with torch.inference_mode(False), torch.no_grad():
+            return make()
+
+    device = torch.device(device)
+    if device.type != "cuda":
+        return without_gradients()
+
+    def on_device() -> Value:
+        with torch.cuda.device(device):
+            made = without_gradients()
+            torch.cuda.current_stream().synchronize()
+        return made
+
+    with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "the first call with a mask builds its block lists, which a CUDA graph cannot"
+                " capture; call attention once with this mask and these shapes before capturing"
+            )
+        torch.cuda.current_stream().synchronize()  # `make` may read tensors that are being written
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(on_device).result()

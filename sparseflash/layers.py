@@ -18,7 +18,7 @@ from sparseflash.attention import attention, plan
 from sparseflash.backends.registry import NAMES
 from sparseflash.checks import check_options, is_number, is_wrapped
 from sparseflash.distributed.plan import ContextParallel
-from sparseflash.lengths import (
+from sparseflash.dynamic.lengths import (
     BLOCK,
     PADDINGS,
     Lengths,
@@ -28,9 +28,9 @@ from sparseflash.lengths import (
     skip_padding,
     skippable,
 )
-from sparseflash.schedule import Schedule
+from sparseflash.dynamic.selection import Selection
+from sparseflash.schedule.blocks import Schedule
 from sparseflash.select.base import Selector
-from sparseflash.select.selection import Selection
 from sparseflash.shards import separable
 
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.spec import find
-from sparseflash.backends import nothing
 from sparseflash.backends.cpu_choices import block_size_for
 from sparseflash.backends.protocol import (
     Backward,
@@ -19,13 +18,19 @@ from sparseflash.backends.protocol import (
     TermTensors,
     Walk,
 )
-from sparseflash.backends.registry import BACKENDS, choose
+from sparseflash.backends.registry import BACKENDS, NothingBackward, NothingForward, choose
 from sparseflash.cache import cache
 from sparseflash.problem import Options, Problem
-from sparseflash.schedule import BlockLists, Schedule, ScheduleFacts, as_tensors, schedule_for
-from sparseflash.tiles.lists import tile_lists
-from sparseflash.tiles.tile_lists import TileLists
-from sparseflash.tiles.tile_spec import TileSpec
+from sparseflash.schedule.blocks import (
+    BlockLists,
+    Schedule,
+    ScheduleFacts,
+    TileLists,
+    as_tensors,
+    schedule_for,
+)
+from sparseflash.schedule.tile_lists import tile_lists
+from sparseflash.schedule.tile_spec import TileSpec
 
 
 class Plan(NamedTuple):
@@ -85,8 +90,8 @@ def plan_for(
         return plan
     if 0 in (problem.batch, problem.n_q, problem.n_k):
         nothing_to_do = Walk(None, ())
-        backward = nothing.Backward() if problem.needs_grad else None
-        run = nothing.Forward(problem), backward, nothing_to_do, nothing_to_do
+        backward = NothingBackward() if problem.needs_grad else None
+        run = NothingForward(problem), backward, nothing_to_do, nothing_to_do
         plan = Plan(problem, "none", "none" if backward else None, *run)
         cache.put(problem, plan, ())
         return plan

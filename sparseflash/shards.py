@@ -8,8 +8,8 @@ from torch import Tensor
 
 from masks import Mask
 from sparseflash.arguments import as_mask
+from sparseflash.picks.picks import Picks
 from sparseflash.select.base import Selector
-from sparseflash.select.picks import Picks
 from sparseflash.terms import Terms
 
 

@@ -10,9 +10,9 @@ from masks import BlockMask, Mask
 from sparseflash.backends.protocol import Backend, Saved, Walk
 from sparseflash.backends.registry import BACKENDS
 from sparseflash.problem import Problem, describe
-from sparseflash.schedule import Schedule
-from sparseflash.tiles.lists import tile_lists
-from sparseflash.tiles.tile_spec import TileSpec
+from sparseflash.schedule.blocks import Schedule
+from sparseflash.schedule.tile_lists import tile_lists
+from sparseflash.schedule.tile_spec import TileSpec
 
 
 class OnHopper(torch.Tensor):

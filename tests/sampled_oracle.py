@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparseflash.schedule import BlockLists, Schedule, unpack_bits
+from sparseflash.schedule.blocks import BlockLists, Schedule, unpack_bits
 
 
 class RowResults(NamedTuple):

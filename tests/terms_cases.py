@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import masks
-from sparseflash.kernels.tl.capping import NEAR, capped
+from sparseflash.kernels.portable.capping import NEAR, capped
 from tests.attention_cases import Case
 
 _BLOCKS = masks.documents([64] * 6)

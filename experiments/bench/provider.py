@@ -12,7 +12,7 @@ from torch import Tensor
 
 from experiments.bench.cases import DENSE
 from experiments.common.figures import OTHER, Style
-from sparseflash.backends.nvidia import nvidia_capability, told
+from sparseflash.kernels.common.device import nvidia_capability, told
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 DIRECTIONS = ("forward", "backward")

@@ -28,7 +28,7 @@ from experiments.common.checks import choose
 from experiments.common.devices import free_memory
 from experiments.common.figures import Style
 from masks import interop
-from sparseflash.backends.nvidia import nvidia_capability
+from sparseflash.kernels.common.device import nvidia_capability
 
 
 @dataclass(frozen=True)

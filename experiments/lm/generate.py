@@ -31,7 +31,7 @@ from experiments.training.state import load_weights, refuse_shapes, weights_file
 from masks import Mask
 from sparseflash import BlockSparseAttention, Rotary, attention, decode
 from sparseflash.select import Selection
-from sparseflash.select.pool import pool
+from sparseflash.select.blocks import pool
 from sparseflash.select.tokens import TokenSelector
 
 UNDECODED = "\N{REPLACEMENT CHARACTER}"  # what the start of a character is decoded to

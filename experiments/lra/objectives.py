@@ -9,7 +9,7 @@ from experiments.lra.settings import Settings
 from experiments.training.data import Batch
 from experiments.training.distributed import Group
 from experiments.training.evaluate import Objective, Sums
-from sparseflash.lengths import real_tokens
+from sparseflash.dynamic.lengths import real_tokens
 
 
 def objective_of(settings: Settings) -> Objective:

@@ -33,9 +33,9 @@ from experiments.common.rows import OK, Row, last_versions
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
 from experiments.studies.runner import Run, choices
-from sparseflash.schedule import Schedule
-from sparseflash.select.schedule import schedule_from_selection
-from sparseflash.select.selection import Selection
+from sparseflash.dynamic.lists import schedule_from_selection
+from sparseflash.dynamic.selection import Selection
+from sparseflash.schedule.blocks import Schedule
 from sparseflash.testing import oracle, relative_error
 
 KEY = "provider step page batch heads kv_heads n_q n head_dim dtype round".split()

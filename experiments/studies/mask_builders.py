@@ -98,7 +98,7 @@ def schedule(case: dict[str, Any]):
     """sparseflash: BlockMask -> CSR and CSC on the device, without the cache."""
     import torch
 
-    from sparseflash.schedule import to_device
+    from sparseflash.schedule.blocks import to_device
 
     build_blocks, counts = own(case)
     blocks, device = build_blocks(), torch.device(case["device"])

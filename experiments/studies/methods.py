@@ -18,7 +18,7 @@ from experiments.common.figures import Style
 from experiments.lra.models.attention import KINDS, Attention, make_attention
 from experiments.lra.models.attention.standard import softmax_attention
 from masks import Mask, bigbird, longformer
-from sparseflash.lengths import real_tokens
+from sparseflash.dynamic.lengths import real_tokens
 
 GIB = 2**30
 EFFICIENT, PATTERNS = "efficient attention", "Longformer and BigBird"

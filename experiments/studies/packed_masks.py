@@ -23,7 +23,7 @@ from experiments.common.tables import markdown
 from experiments.studies import runner
 from experiments.studies.runner import Run, choices
 from sparseflash import packed
-from sparseflash.select.selection import Selection
+from sparseflash.dynamic.selection import Selection
 from sparseflash.testing import make_qkv
 
 KEY = "step n documents batch heads head_dim dtype".split()

@@ -23,8 +23,8 @@ from experiments.common.tables import markdown
 from experiments.studies import runner
 from experiments.studies.runner import Run
 from sparseflash import select
-from sparseflash.schedule import Schedule
-from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.dynamic.lists import schedule_from_selection
+from sparseflash.schedule.blocks import Schedule
 from sparseflash.testing import make_qkv
 
 SELECTORS = ("top_k", "mass", "antidiagonal", "gate", "moba", "nsa")

@@ -27,7 +27,7 @@ from experiments.common.rows import OK, Found, Row, found
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import runner
 from experiments.studies.runner import Run
-from sparseflash.kernels.launch import FUSED
+from sparseflash.kernels.common.launch import FUSED
 from sparseflash.testing import relative_error
 
 KEY = "algorithm implementation batch vocabulary k".split()

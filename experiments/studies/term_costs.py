@@ -25,7 +25,7 @@ from experiments.studies import runner
 from experiments.studies.runner import Run, choices
 from experiments.studies.step import Step, draw
 from sparseflash import Terms
-from sparseflash.backends.nvidia import nvidia_capability
+from sparseflash.kernels.common.device import nvidia_capability
 from sparseflash.testing import logits, oracle, relative_error
 
 KEY = "term provider direction batch heads kv_heads n head_dim dtype block radius round".split()

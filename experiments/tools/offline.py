@@ -27,13 +27,13 @@ from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import Saved, TermTensors, Walk
 from sparseflash.decoding import triton as decoding
 from sparseflash.decoding.pattern import pattern_of
-from sparseflash.kernels import tma
-from sparseflash.kernels.configs import Family
+from sparseflash.kernels.portable import tma
+from sparseflash.kernels.portable.configs import Family
+from sparseflash.picks.kernels import picked_backward, picked_forward
 from sparseflash.problem import Options, describe
-from sparseflash.schedule import schedule_for
-from sparseflash.select.kernels import picked_backward, picked_forward
+from sparseflash.schedule.blocks import schedule_for
+from sparseflash.schedule.tile_lists import tile_lists
 from sparseflash.testing import make_qkv
-from sparseflash.tiles.lists import tile_lists
 
 
 class Chip(NamedTuple):

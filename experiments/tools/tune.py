@@ -3,9 +3,9 @@
     python -m experiments.tools.tune runs/tune/tune.jsonl
     python -m experiments.tools.tune runs/tune/tune.jsonl "forward" "forward partial"
 
-These are the measurements behind sparseflash/kernels/configs.py. A kernel's name with " partial"
-behind it is tuned for masks that have partial blocks, one with " short" for masks of whole blocks
-with few keys to a query.
+These are the measurements behind sparseflash/kernels/portable/configs.py. A kernel's name with
+" partial" behind it is tuned for masks that have partial blocks, one with " short" for masks of
+whole blocks with few keys to a query.
 """
 
 import shlex
@@ -20,10 +20,10 @@ from experiments.bench import timing
 from experiments.common.rows import OK, Row, Rows
 from sparseflash.backends import triton as backend
 from sparseflash.backends.protocol import Saved, Walk
-from sparseflash.kernels import configs
-from sparseflash.kernels.configs import Tiles
+from sparseflash.kernels.portable import configs
+from sparseflash.kernels.portable.configs import Tiles
 from sparseflash.problem import Options, describe
-from sparseflash.schedule import schedule_for
+from sparseflash.schedule.blocks import schedule_for
 from sparseflash.testing import relative_error
 
 KEY = "kernel head_dim block_m block_n num_warps num_stages max_registers".split()

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masks
-from sparseflash.backends.cpu_biases import Biases
 from sparseflash.backends.cpu_blocks import (
     BlockGroups,
     ByHeads,
@@ -39,10 +38,10 @@ from sparseflash.backends.protocol import (
     Walk,
     empty_out,
 )
-from sparseflash.backends.terms import cap_slope, capped, sink_gradient
-from sparseflash.kernels.scale import LN2, LOG2E
+from sparseflash.backends.terms import Biases, cap_slope, capped, sink_gradient
+from sparseflash.kernels.common.shapes import LN2, LOG2E
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule, schedule_for
+from sparseflash.schedule.blocks import Schedule, schedule_for
 
 name = "cpu"
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from sparseflash.dropout import dropout_keys, keep_from_keys, keep_scale
-from sparseflash.schedule import Schedule
+from sparseflash.schedule.blocks import Schedule
 
 # Numbers in the buffers of one batch of products: more of them fall out of the cache, with fewer
 # the calls themselves cost too much.

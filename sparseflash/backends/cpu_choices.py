@@ -9,7 +9,7 @@ from masks.analysis.segments import Segments
 from sparseflash.backends.cpu_nonfinite import all_finite
 from sparseflash.backends.protocol import Results, Saved, TermTensors, empty_out
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule
+from sparseflash.schedule.blocks import Schedule
 
 COSTS = {128: 1.0, 64: 1.3, 32: 1.69}  # time of a pair in blocks of these sizes
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule
-from sparseflash.tiles.tile_lists import TileLists
-from sparseflash.tiles.tile_spec import TileSpec
+from sparseflash.schedule.blocks import Schedule, TileLists
+from sparseflash.schedule.tile_spec import TileSpec
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")

@@ -30,7 +30,7 @@ from sparseflash.backends.terms import (
 )
 from sparseflash.dropout import keep_mask, keep_scale
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule, unpack_bits
+from sparseflash.schedule.blocks import Schedule, unpack_bits
 
 name = "reference"
 MAX_SCORES = 2**31  # entries of the score matrix: 8 GiB in float32

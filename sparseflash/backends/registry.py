@@ -1,7 +1,24 @@
-"""The backends, and the choice among them."""
+"""The backends, the choice among them, and what runs where there is nothing to compute."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from sparseflash.backends import cpu, hopper, reference, triton
-from sparseflash.backends.protocol import Backend, Direction
+from sparseflash.backends.protocol import (
+    NO_TERMS,
+    Backend,
+    Direction,
+    Gradients,
+    Results,
+    Saved,
+    TermTensors,
+    Walk,
+    empty_out,
+)
+from sparseflash.backends.terms import sink_gradient
 from sparseflash.problem import Problem
 
 # The fastest first: the order of backend="auto".
@@ -42,3 +59,35 @@ def choose(problem: Problem, direction: Direction) -> Backend:
     if direction == "backward" and name != "auto":
         advice = "; pass backend='auto', which may take another backend for the backward"
     raise ValueError("; ".join(refused) + advice)
+
+
+class NothingForward(NamedTuple):
+    problem: Problem
+    specs = ()
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
+        terms: TermTensors = NO_TERMS,
+    ) -> Results:  # fmt: skip
+        out, lse = nothing(q, v)
+        max_scores = lse.clone() if self.problem.options.max_scores else None
+        if terms.sink is not None:
+            lse.copy_(terms.sink[:, None])
+        return Results(out, lse, max_scores)
+
+
+class NothingBackward(NamedTuple):
+    specs = ()
+
+    def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
+        bias = saved.terms.bias
+        of_bias = None if bias is None else torch.zeros_like(bias)
+        dq, dk, dv = (torch.zeros_like(t) for t in saved[:3])
+        return Gradients(dq, dk, dv, sink_gradient(dout, dlse, saved), of_bias)
+
+
+def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out (B, H, N_q, D_v) of zeros and lse (B, H, N_q) of -inf."""
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lse = torch.full(q.shape[:3], -math.inf, dtype=dtype, device=q.device)
+    return empty_out(q, v).zero_(), lse

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparseflash.backends.nvidia import nvidia_capability, told
 from sparseflash.backends.protocol import (
     NO_TERMS,
     Direction,
@@ -23,17 +22,23 @@ from sparseflash.backends.protocol import (
     empty_out,
 )
 from sparseflash.dropout import keep_scale, keep_threshold
-from sparseflash.kernels.configs import Family, tiles_for
-from sparseflash.kernels.device import interpreted
-from sparseflash.kernels.diagonals import STEPS, cdiv, near_diagonals
-from sparseflash.kernels.launch import Launch
-from sparseflash.kernels.scale import scale_log2
-from sparseflash.kernels.shapes import padded_dim, padded_dim_v, strides
-from sparseflash.kernels.tma import descriptors
-from sparseflash.kernels.versions import release
+from sparseflash.kernels.common.device import interpreted, nvidia_capability, told
+from sparseflash.kernels.common.launch import Launch
+from sparseflash.kernels.common.shapes import (
+    STEPS,
+    cdiv,
+    near_diagonals,
+    padded_dim,
+    padded_dim_v,
+    scale_log2,
+    strides,
+)
+from sparseflash.kernels.common.versions import release
+from sparseflash.kernels.portable.configs import Family, tiles_for
+from sparseflash.kernels.portable.tma import descriptors
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule
-from sparseflash.tiles.tile_spec import Side
+from sparseflash.schedule.blocks import Schedule
+from sparseflash.schedule.tile_spec import Side
 
 name = "triton"
 WIDEST, MOST_APART = 256, 2**23  # the widest head dim, and a token stride that is too large
@@ -74,7 +79,7 @@ class Forward:
     specs = ()
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
-        from sparseflash.kernels.tl.forward import attention_forward
+        from sparseflash.kernels.portable.forward import attention_forward
 
         self.cut = Cut("forward", problem, schedule)
         self.launch = Launch(attention_forward, static=self.cut.static)
@@ -117,7 +122,7 @@ class Backward:
     specs = ()
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
-        from sparseflash.kernels.tl import backward, backward_bias, backward_prepare
+        from sparseflash.kernels.portable import backward, backward_bias, backward_prepare
 
         self.kv, self.q, self.bias = (
             Cut(kernel, problem, schedule)

@@ -9,19 +9,19 @@ from masks import BlockMask, Mask
 from masks.spec import find
 from sparseflash.arguments import refuse_unknown, remedy
 from sparseflash.backends import triton as portable
-from sparseflash.backends.nothing import nothing
 from sparseflash.backends.protocol import empty_out
+from sparseflash.backends.registry import nothing
 from sparseflash.cache import cache
 from sparseflash.checks import check_options, check_transforms, is_empty
 from sparseflash.decoding import cpu
 from sparseflash.decoding.checks import check_cache, check_no_gradient, check_splits
 from sparseflash.decoding.pattern import AnyMask, Pattern, pattern_of
-from sparseflash.lengths import Lengths, check_lengths
-from sparseflash.ops.attention import no_autocast, plain
+from sparseflash.dynamic.lengths import Lengths, check_lengths
+from sparseflash.dynamic.lists import schedule_from_selection
+from sparseflash.dynamic.selection import Selection
+from sparseflash.operators.attention import no_autocast, plain
 from sparseflash.problem import Problem, describe, key_of
-from sparseflash.schedule import Schedule, as_tensors, from_tensors
-from sparseflash.select.schedule import schedule_from_selection
-from sparseflash.select.selection import Selection
+from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
 
 
 class Step(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparseflash.backends.protocol import empty_out
 from sparseflash.decoding.pattern import Pattern
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule, unpack_bits
+from sparseflash.schedule.blocks import Schedule, unpack_bits
 
 
 class Decode:

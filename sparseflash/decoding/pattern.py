@@ -5,7 +5,7 @@ from typing import NamedTuple
 import masks
 from masks import BlockMask, Mask
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule, schedule_for
+from sparseflash.schedule.blocks import Schedule, schedule_for
 
 BLOCK = (64, 64)  # what a `Mask` is cut into: a query reads whole blocks
 AnyMask = Mask | BlockMask | Schedule | None

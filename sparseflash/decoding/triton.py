@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends import triton as portable
-from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import empty_out
+from sparseflash.decoding.kernels import MIN_TILES, decode_parts, merge_splits
 from sparseflash.decoding.pattern import Pattern
-from sparseflash.kernels.configs import Family, Tiles, power_of_two_divisor
-from sparseflash.kernels.device import interpreted
-from sparseflash.kernels.launch import Launch
-from sparseflash.kernels.scale import scale_log2
-from sparseflash.kernels.shapes import padded_dim, padded_dim_v
-from sparseflash.kernels.tl.decode import MIN_TILES, decode_parts, merge_splits
+from sparseflash.kernels.common.device import interpreted, multiprocessors
+from sparseflash.kernels.common.launch import Launch
+from sparseflash.kernels.common.shapes import padded_dim, padded_dim_v, scale_log2
+from sparseflash.kernels.portable.configs import Family, Tiles, power_of_two_divisor
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule
+from sparseflash.schedule.blocks import Schedule
 
 PROGRAMS = 2  # for each multiprocessor: their copies in flight fill the memory's bandwidth
 LONGEST = 128  # key tiles of a part: sequences of unlike lengths share the device

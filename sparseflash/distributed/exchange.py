@@ -58,7 +58,7 @@ class Chosen:
     def pack(self, *tensors: Tensor) -> Tensor:
         """Return (units, size, ., ., D), the tensors side by side."""
         if in_kernels(tensors[0]):
-            from sparseflash.kernels.tl import travel
+            from sparseflash.distributed import travel
 
             units = self.units
             return travel.pack(tensors, self.unit, units.slices, units.size, self.blocks)
@@ -69,7 +69,7 @@ class Chosen:
         offset = 0
         for x in tensors:
             if in_kernels(x):
-                from sparseflash.kernels.tl import travel
+                from sparseflash.distributed import travel
 
                 units = self.units
                 call = offset, units.slices, units.size, self.blocks
@@ -115,7 +115,7 @@ class Rows:
         if self.side_by_side:
             x.narrow(2, self.start, self.count).add_(come)
         elif in_kernels(x):
-            from sparseflash.kernels.tl import travel
+            from sparseflash.distributed import travel
 
             chosen, one = self.chosen, self.one_each
             packed = chosen.units.of(come).flatten(0, 2).contiguous()
@@ -173,7 +173,7 @@ class Transfer:
         """Add what came back, side by side, to the units that were sent: rank by rank, in place."""
         widths = [x.shape[3] for x in tensors]
         if in_kernels(tensors[0]):
-            from sparseflash.kernels.tl import travel
+            from sparseflash.distributed import travel
 
             chosen, offset = self.touched, 0
             for x, width in zip(tensors, widths, strict=True):
@@ -212,7 +212,7 @@ class Pending:
             self.got, packed, come, gone, group=group, async_op=True
         )
         if packed.is_cuda:
-            from sparseflash.kernels.tl.travel import let_transfer_start
+            from sparseflash.distributed.travel import let_transfer_start
 
             let_transfer_start(packed.device)
 

@@ -19,7 +19,7 @@ from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
 from sparseflash.distributed.heads import Share, by_heads, share_of_heads
 from sparseflash.distributed.route import part_of
 from sparseflash.distributed.selected import OwnRows, block_size_of, by_choice
-from sparseflash.lengths import check_bounds, real_tokens
+from sparseflash.dynamic.lengths import check_bounds, real_tokens
 from sparseflash.select.base import Selector
 from sparseflash.terms import Terms, term_options, term_tensors
 

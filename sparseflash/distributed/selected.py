@@ -22,8 +22,8 @@ from sparseflash.distributed.attention import joined
 from sparseflash.distributed.exchange import Transfer, Units
 from sparseflash.distributed.route import exchange_of, places_of
 from sparseflash.select.base import Selector
-from sparseflash.select.selection import Selection
-from sparseflash.select.static import built, heads_of, to_device
+from sparseflash.dynamic.selection import Selection
+from sparseflash.dynamic.static import built, heads_of, to_device
 
 
 def block_size_of(selector: Selector) -> int:

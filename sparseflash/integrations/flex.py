@@ -11,9 +11,11 @@ from torch.nn.attention.flex_attention import BlockMask as FlexMask
 from masks import BlockMask, Mask
 from masks.interop import from_flex
 from sparseflash.attention import attention
+from sparseflash.cache import on_clear
 from sparseflash.terms import Terms
 
 _converted: "WeakKeyDictionary[FlexMask, BlockMask]" = WeakKeyDictionary()
+on_clear(_converted.clear)
 
 
 def flex_attention(

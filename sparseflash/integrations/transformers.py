@@ -19,10 +19,9 @@ from masks.registry import by_text
 from sparseflash.arguments import remedy
 from sparseflash.attention import attention
 from sparseflash.distributed.plan import ContextParallel
+from sparseflash.dynamic.selection import Selection, selection_of_pairs
 from sparseflash.integrations import integration
 from sparseflash.integrations.tensors import join, mask_of_tensor
-from sparseflash.select.pairs import selection_of_pairs
-from sparseflash.select.selection import Selection
 from sparseflash.terms import Terms
 
 with integration("transformers", "5.23"):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks.block_lists import EMPTY, FULL
-from sparseflash.select.selection import number_tiles
-from sparseflash.tiles.bits import interval_bits
+from sparseflash.dynamic.selection import number_tiles
+from sparseflash.schedule.bits import interval_bits
 
 Blocks = tuple[Tensor, Tensor, Tensor]  # codes and bits of a `Selection`, and whether they fit
 

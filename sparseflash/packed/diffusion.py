@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from masks.checks import block_sizes, flag, integer
+from sparseflash.dynamic.selection import Selection
 from sparseflash.packed.offsets import check_offsets
 from sparseflash.packed.steps import diffusion_spans, from_spans
-from sparseflash.select.selection import Selection
 
 
 @torch.no_grad()

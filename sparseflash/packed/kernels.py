@@ -6,10 +6,10 @@ Each has a counterpart of its name in plain torch, in spans.py and blocks.py.
 import torch
 from torch import Tensor
 
-from sparseflash.kernels.device import on
-from sparseflash.kernels.launch import launch
-from sparseflash.kernels.tl import packed as kernels
-from sparseflash.kernels.tl.span_blocks import classify_blocks, fill_tiles, number_blocks
+from sparseflash.kernels.common.device import on
+from sparseflash.kernels.common.launch import launch
+from sparseflash.packed import span_kernels as kernels
+from sparseflash.packed.block_kernels import classify_blocks, fill_tiles, number_blocks
 
 _TOKENS = 256  # of a program that makes spans
 _ENTRIES = 128  # blocks of a line at a time

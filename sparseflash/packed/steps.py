@@ -11,9 +11,9 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from sparseflash.kernels.device import kernels_of, on_nvidia
+from sparseflash.dynamic.selection import Selection
+from sparseflash.kernels.common.device import kernels_of, on_nvidia
 from sparseflash.packed import blocks, spans
-from sparseflash.select.selection import Selection
 
 P = ParamSpec("P")
 R = TypeVar("R")

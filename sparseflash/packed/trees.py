@@ -6,9 +6,9 @@ from torch import Tensor
 import masks
 from masks.checks import block_sizes, integer
 from sparseflash.checks import readable
+from sparseflash.dynamic.selection import Selection
 from sparseflash.packed.offsets import check_integers
 from sparseflash.packed.steps import from_spans, touching, tree_spans
-from sparseflash.select.selection import Selection
 
 
 @torch.no_grad()

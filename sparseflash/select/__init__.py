@@ -4,12 +4,12 @@
 with static masks. See docs/guide/selectors.md.
 """
 
+from sparseflash.dynamic.selection import Selection
+from sparseflash.picks.picks import Picks
 from sparseflash.select.antidiagonals import antidiagonal
 from sparseflash.select.base import Selector
 from sparseflash.select.blocks import mass, top_k
 from sparseflash.select.gates import Gate, attention_map, distillation_loss, gate
-from sparseflash.select.picks import Picks
-from sparseflash.select.selection import Selection
 from sparseflash.select.tokens import moba, nsa
 
 __all__ = [

@@ -12,12 +12,11 @@ from masks.block_lists import EMPTY
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
 from sparseflash.cache import cached
-from sparseflash.kernels.device import kernels_of, on_nvidia
+from sparseflash.dynamic.static import built, grid_codes, heads_of, to_device
+from sparseflash.kernels.common.device import kernels_of, on_nvidia
 from sparseflash.select.base import BlockSelector, selector
-from sparseflash.select.choose import MAX_COLS
-from sparseflash.select.pool import SCORES_AT_ONCE, dot
-from sparseflash.select.rules import adaptive
-from sparseflash.select.static import built, grid_codes, heads_of, to_device
+from sparseflash.select.blocks import SCORES_AT_ONCE, dot
+from sparseflash.select.rules import MAX_COLS, adaptive
 
 FINEST = 16  # tokens: the smallest blocks that a static mask is built of
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
 from sparseflash.checks import check_tensors, is_empty
-from sparseflash.select.choose import choose
-from sparseflash.select.rules import Rule, candidates_of
-from sparseflash.select.selection import Selection
-from sparseflash.select.static import heads_of
+from sparseflash.dynamic.selection import Selection
+from sparseflash.dynamic.static import heads_of
+from sparseflash.select.rules import Rule, candidates_of, choose
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -13,7 +13,7 @@ from masks.block_mask import BlockMask
 from masks.checks import block_sizes, flag, integer
 from sparseflash.checks import check_scale, check_tensors, is_empty
 from sparseflash.select.base import BlockSelector, selector
-from sparseflash.select.pool import KINDS, SCORES_AT_ONCE, dot, pool
+from sparseflash.select.blocks import KINDS, SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import adaptive, budget
 
 

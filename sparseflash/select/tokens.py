@@ -10,23 +10,21 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, flag, integer
-from sparseflash.kernels.device import kernels_of, on_nvidia
-from sparseflash.select.base import OwnRows, Selector, check_slices, selector
-from sparseflash.select.choose import choose
-from sparseflash.select.picks import Picks
-from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
-from sparseflash.select.rules import Candidates, Rule
-from sparseflash.select.selection import Selection
-from sparseflash.select.static import heads_of, static_codes
-from sparseflash.select.words import (
+from sparseflash.dynamic.selection import Selection, of_heads
+from sparseflash.dynamic.static import heads_of, static_codes
+from sparseflash.kernels.common.device import kernels_of, on_nvidia
+from sparseflash.picks.picks import Picks
+from sparseflash.picks.words import (
     GROUP,
     by_block,
-    of_heads,
     selection_of,
     taken_by,
     up_to_itself,
     words_of,
 )
+from sparseflash.select.base import OwnRows, Selector, check_slices, selector
+from sparseflash.select.blocks import SCORES_AT_ONCE, dot, pool
+from sparseflash.select.rules import Candidates, Rule, choose
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import masks
-from sparseflash.schedule import schedule_for
+from sparseflash.schedule.blocks import schedule_for
+from sparseflash.schedule.tile_lists import tile_lists
+from sparseflash.schedule.tile_spec import TileSpec
 from sparseflash.tiles import locality
-from sparseflash.tiles.lists import tile_lists
-from sparseflash.tiles.tile_spec import TileSpec
 from tests.attention_cases import (
     DTYPES,
     GPU_LENGTHS,

@@ -12,7 +12,7 @@ import masks
 import sparseflash
 from sparseflash.backends.hopper import backward, forward, passes
 from sparseflash.cache import cache
-from sparseflash.lengths import blocks_of, skip_padding
+from sparseflash.dynamic.lengths import blocks_of, skip_padding
 from sparseflash.testing import relative_error
 from tests.gpu_calls import HOPPER, RESULTS, pairwise
 

@@ -7,7 +7,7 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash.schedule import schedule_for
+from sparseflash.schedule.blocks import schedule_for
 from sparseflash.testing import relative_error
 from tests.gpu_calls import GPU, need_memory, pairwise
 from tests.sampled_oracle import SampledOracle

@@ -9,8 +9,8 @@ import masks
 import sparseflash
 from sparseflash.backends.hopper import forward
 from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
-from sparseflash.schedule import schedule_for
-from sparseflash.tiles.lists import tile_lists
+from sparseflash.schedule.blocks import schedule_for
+from sparseflash.schedule.tile_lists import tile_lists
 from tests.attention_cases import LOW, Case, build, check, draw
 from tests.gpu.random_calls import Runner
 from tests.gpu_calls import HOPPER, pairwise

@@ -8,8 +8,8 @@ import torch
 import masks
 import sparseflash
 from sparseflash.backends.hopper import forward
-from sparseflash.schedule import schedule_for
-from sparseflash.tiles.lists import tile_lists
+from sparseflash.schedule.blocks import schedule_for
+from sparseflash.schedule.tile_lists import tile_lists
 from tests.attention_cases import LOW, Case, build, check, draw
 from tests.gpu.random_calls import Runner, compare
 from tests.gpu.test_terms import GLOBAL, HOLE, NONE

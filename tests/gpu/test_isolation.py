@@ -9,7 +9,7 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash.select.kernels import picked
+from sparseflash.picks import kernels as picked
 from sparseflash.testing import make_qkv, relative_error
 from tests import nan_cases
 from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW

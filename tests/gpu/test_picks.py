@@ -5,7 +5,7 @@ import torch
 
 import sparseflash
 from sparseflash import select
-from sparseflash.select.kernels import picked
+from sparseflash.picks import kernels as picked
 from sparseflash.testing import make_qkv, relative_error
 from tests import picks_cases
 from tests.gpu_calls import GPU, captured

@@ -8,8 +8,8 @@ import torch
 import masks
 import sparseflash
 from sparseflash import packed, select
-from sparseflash.schedule import as_tensors
-from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.dynamic.lists import schedule_from_selection
+from sparseflash.schedule.blocks import as_tensors
 from sparseflash.testing import make_qkv, relative_error
 from tests.gpu_calls import GPU, IS_HOPPER, captured, inputs, pairwise
 from tests.packing_cases import assert_packings, errors_of_packings, packings

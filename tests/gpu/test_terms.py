@@ -10,8 +10,8 @@ import masks
 import sparseflash
 from sparseflash import Terms
 from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
-from sparseflash.schedule import schedule_for
-from sparseflash.tiles.lists import tile_lists
+from sparseflash.schedule.blocks import schedule_for
+from sparseflash.schedule.tile_lists import tile_lists
 from tests import terms_cases
 from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, build, check, draw, random_case
 from tests.gpu_calls import GPU, MASK, SAME_BITS, inputs, pairwise

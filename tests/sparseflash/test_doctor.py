@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+from sparseflash import doctor
 from sparseflash.backends import triton
-from sparseflash.doctor import __main__ as doctor
-from sparseflash.doctor import self_test
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +36,8 @@ def test_a_wrong_result_fails(part, monkeypatch, capsys):
         out = right(*tensors, mask, backend=backend)
         return out if part else out + 0.01 * out.detach().roll(1)
 
-    right = self_test.attention
-    monkeypatch.setattr(self_test, "attention", wrong)
+    right = doctor.attention
+    monkeypatch.setattr(doctor, "attention", wrong)
     assert doctor.main(["--device", "cpu"]) == 1
     report = capsys.readouterr().out
     assert report.count("FAILED cpu, ") == 3 and "please report" in report

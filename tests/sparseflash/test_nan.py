@@ -12,7 +12,7 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash.select.kernels import picked
+from sparseflash.picks import kernels as picked
 from sparseflash.testing import make_qkv, relative_error
 from tests import nan_cases, op_cases
 from tests.nan_cases import check, check_decode, random_nan_case

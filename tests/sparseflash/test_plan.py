@@ -12,7 +12,7 @@ import sparseflash
 from sparseflash import select
 from sparseflash.backends import cpu, triton
 from sparseflash.cache import Cache, cache
-from sparseflash.lengths import blocks_of
+from sparseflash.dynamic.lengths import blocks_of
 from sparseflash.testing import relative_error
 from tests.op_cases import FORMS, MASK, exact, plans, small, token_major, without_backward
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sparseflash.schedule import Schedule, unpack_bits
+from sparseflash.schedule.blocks import Schedule, unpack_bits
 
 
 def random_mask(rng: np.random.Generator, outer, n_q: int, n_k: int, cell) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from experiments.lra.models.attention import Attention
 from experiments.lra.models.config import ModelConfig
-from sparseflash.schedule import Schedule
+from sparseflash.schedule.blocks import Schedule
 
 
 class Block(nn.Module):

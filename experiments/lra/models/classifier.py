@@ -22,8 +22,8 @@ from experiments.lra.models.positions import (
 from masks.analysis.reach import MOST_TOKENS, reach
 from sparseflash import BlockSparseAttention, Rotary
 from sparseflash.distributed import ContextParallel
-from sparseflash.lengths import real_tokens
-from sparseflash.schedule import Schedule
+from sparseflash.dynamic.lengths import real_tokens
+from sparseflash.schedule.blocks import Schedule
 
 __all__ = ["Classifier", "ModelConfig", "model_config"]
 

@@ -11,11 +11,11 @@ from sparseflash.backends.hopper import versions
 from sparseflash.backends.hopper.backward import Backward, backward_form
 from sparseflash.backends.hopper.forward import Forward, forward_spec, forward_tiles_for
 from sparseflash.backends.hopper.tma import ALIGNED, not_copied
-from sparseflash.backends.nvidia import nvidia_capability, told
 from sparseflash.backends.protocol import Direction
+from sparseflash.kernels.common.device import nvidia_capability, told
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule, ScheduleFacts
-from sparseflash.tiles.lists import indivisible
+from sparseflash.schedule.blocks import Schedule, ScheduleFacts
+from sparseflash.schedule.tile_lists import indivisible
 
 name = "hopper"
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.hopper.tma import empty_like, fits_tma
-from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import Gradients, Saved, Walk
+from sparseflash.kernels.common.device import multiprocessors
 from sparseflash.kernels.hopper.configs import (
     JOINED_GAIN,
     BackwardTiles,
@@ -21,9 +21,9 @@ from sparseflash.kernels.hopper.configs import (
     rows_tiles,
 )  # fmt: skip
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule, ScheduleFacts
-from sparseflash.tiles.lists import gathered_tokens, tile_entries
-from sparseflash.tiles.tile_spec import TileSpec
+from sparseflash.schedule.blocks import Schedule, ScheduleFacts
+from sparseflash.schedule.tile_lists import gathered_tokens, tile_entries
+from sparseflash.schedule.tile_spec import TileSpec
 
 _PAD = 128  # buffers with a number for every query have a multiple of this, unless grouped
 # up to so many for a query, clearing and converting dQ costs more than it saves

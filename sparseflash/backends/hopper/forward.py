@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.hopper.tma import descriptor, panel
-from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import NO_TERMS, Results, TermTensors, Walk, empty_out
 from sparseflash.dropout import keep_scale, keep_threshold
+from sparseflash.kernels.common.device import multiprocessors
+from sparseflash.kernels.common.launch import Launch, zeroed_counter
+from sparseflash.kernels.common.shapes import scale_log2
 from sparseflash.kernels.hopper.configs import (
     SHARED_KEYS,
     TALL_GAIN,
@@ -21,23 +23,20 @@ from sparseflash.kernels.hopper.configs import (
     keeps_q,
     side_by_side,
 )  # fmt: skip
-from sparseflash.kernels.launch import Launch, zeroed_counter
-from sparseflash.kernels.scale import scale_log2
 from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule, ScheduleFacts
-from sparseflash.tiles.lists import tile_entries
-from sparseflash.tiles.tile_lists import TileLists
-from sparseflash.tiles.tile_spec import TileSpec
+from sparseflash.schedule.blocks import Schedule, ScheduleFacts, TileLists
+from sparseflash.schedule.tile_lists import tile_entries
+from sparseflash.schedule.tile_spec import TileSpec
 
 
 class Forward:
     """One persistent kernel over the rows of the mask, and one that merges rows that it split."""
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
-        from sparseflash.kernels.gluon import HOISTS
         from sparseflash.kernels.hopper.forward import attention_forward
+        from sparseflash.kernels.hopper.gluon import HOISTS
         from sparseflash.kernels.hopper.joined import VERSION, is_joined, joined_products
-        from sparseflash.kernels.tl.merge_parts import merge_parts
+        from sparseflash.kernels.hopper.merge_parts import merge_parts
 
         facts = None if schedule is None else schedule.facts
         static = schedule is None or not schedule.dynamic

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.hopper.tma import descriptor, empty_like, panel, vector_descriptor
-from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import Saved
 from sparseflash.dropout import keep_scale, keep_threshold
-from sparseflash.kernels.gluon import HOISTS
+from sparseflash.kernels.common.device import multiprocessors
+from sparseflash.kernels.common.launch import Launch
+from sparseflash.kernels.common.shapes import scale_log2
 from sparseflash.kernels.hopper.backward.cols import backward_cols
 from sparseflash.kernels.hopper.backward.rows import backward_rows
 from sparseflash.kernels.hopper.configs import (
@@ -22,13 +23,12 @@ from sparseflash.kernels.hopper.configs import (
     padded,
     side_by_side,
 )  # fmt: skip
+from sparseflash.kernels.hopper.gluon import HOISTS
 from sparseflash.kernels.hopper.joined import VERSION, is_joined, joined_products
-from sparseflash.kernels.launch import Launch
-from sparseflash.kernels.scale import scale_log2
-from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
-from sparseflash.kernels.tl.merge_parts import backward_merge
+from sparseflash.kernels.hopper.merge_parts import backward_merge
+from sparseflash.kernels.hopper.prepare import backward_finish, backward_start
 from sparseflash.problem import Problem
-from sparseflash.tiles.tile_lists import TileLists
+from sparseflash.schedule.blocks import TileLists
 
 
 class Call(NamedTuple):

@@ -19,9 +19,9 @@ from masks import Mask
 from sparseflash.backends import hopper, reference
 from sparseflash.backends.protocol import Backend, Saved, Walk
 from sparseflash.problem import Options, describe
-from sparseflash.schedule import Schedule, schedule_for
+from sparseflash.schedule.blocks import Schedule, schedule_for
+from sparseflash.schedule.tile_lists import tile_lists
 from sparseflash.testing import make_qkv, relative_error
-from sparseflash.tiles.lists import tile_lists
 
 LIMIT = 1e-2  # relative error in bfloat16; a right kernel has about 3e-3
 HEADS, KV_HEADS = 4, 2

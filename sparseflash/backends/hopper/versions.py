@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from sparseflash.kernels.versions import TESTED, is_tested, release
+from sparseflash.kernels.common.versions import TESTED, is_tested, release
 
 _OLDEST, _NEWEST = (".".join(map(str, numbers)) for numbers in (TESTED[0], TESTED[-1]))
 _SECONDS = 900  # for the self-check: most of it compiles

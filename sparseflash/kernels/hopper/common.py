@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import base_value
 
-from sparseflash.kernels.gluon import aggregate
+from sparseflash.kernels.hopper.gluon import aggregate
 
 
 # ------------------------------------------------------------------ named fields

@@ -7,7 +7,7 @@ nothing is multiplied is not copied: writing its zeros took 3 to 22 % of a forwa
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparseflash.kernels.gluon import async_load, async_store
+from sparseflash.kernels.hopper.gluon import async_load, async_store
 
 
 @gluon.constexpr_function

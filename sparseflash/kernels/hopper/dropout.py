@@ -6,7 +6,7 @@ So what was decided takes no registers of its own until the gradient of P needs 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparseflash.kernels.dropout import KEY_STEP, QUERY_STEP, group_hash, key_of, noise
+from sparseflash.kernels.common.dropout import KEY_STEP, QUERY_STEP, group_hash, key_of, noise
 from sparseflash.kernels.hopper.common import accumulator
 from sparseflash.kernels.hopper.masking import bit_layout
 

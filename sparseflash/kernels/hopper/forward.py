@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.dropout import head_keys
+from sparseflash.kernels.common.dropout import head_keys
 from sparseflash.kernels.hopper.columns import (
     first_columns,
     in_registers,

@@ -46,7 +46,7 @@ class Forward:
     descs: Descriptors
     bufs: Buffers
     bars: Barriers
-    # the tile lists; see sparseflash/tiles
+    # the tile lists; see sparseflash/schedule
     items: gl.tensor  # int32 (list_batch * list_heads * n_items, 8): TILE to PART of a tile
     idx: gl.tensor  # int32: the mask blocks of an entry
     bit: gl.tensor  # int32: the bit tile of an entry

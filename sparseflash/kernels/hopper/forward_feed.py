@@ -4,7 +4,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from sparseflash.kernels.gluon import async_load, reinterpret
 from sparseflash.kernels.hopper.common import WARP
 from sparseflash.kernels.hopper.copies import (
     copied_bytes,
@@ -13,6 +12,7 @@ from sparseflash.kernels.hopper.copies import (
     store_rows,
     tile_layout,
 )  # fmt: skip
+from sparseflash.kernels.hopper.gluon import async_load, reinterpret
 from sparseflash.kernels.hopper.work import (
     BATCH,
     BEGIN,

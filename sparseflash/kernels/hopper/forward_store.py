@@ -4,11 +4,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from sparseflash.kernels.common.softmax import (
+    natural_lse,
+    natural_max,
+    nonzero,
+    with_nan,
+    with_sink,
+)
 from sparseflash.kernels.hopper.columns import scaled_rows, store_part, store_shared
 from sparseflash.kernels.hopper.common import WARPGROUP
 from sparseflash.kernels.hopper.forward_feed import shared_rows
 from sparseflash.kernels.hopper.work import HEAD, read
-from sparseflash.kernels.softmax import natural_lse, natural_max, nonzero, with_nan, with_sink
 
 
 @gluon.jit

@@ -3,8 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from sparseflash.kernels.common.softmax import probabilities, rescale_factor, running_max
 from sparseflash.kernels.hopper.masking import bit_layout
-from sparseflash.kernels.softmax import probabilities, rescale_factor, running_max
 
 
 @gluon.constexpr_function

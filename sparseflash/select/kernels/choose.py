@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseflash.kernels.device import on
-from sparseflash.kernels.launch import launch
+from sparseflash.kernels.common.device import on
+from sparseflash.kernels.common.launch import launch
 from sparseflash.select.kernels.common import (
     EMPTY,
     INF,

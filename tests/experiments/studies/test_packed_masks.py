@@ -9,7 +9,7 @@ from experiments.bench.timing import Times
 from experiments.common.rows import frame
 from experiments.studies import packed_masks
 from experiments.studies.packed_masks import ATTENTION, KINDS, tables
-from sparseflash.schedule import Schedule
+from sparseflash.schedule.blocks import Schedule
 from tests.experiments.studies.conftest import ok
 
 SMALL = ["lengths=[256]", "heads=1", "head_dim=16", "documents=5"]

@@ -9,7 +9,7 @@ import torch
 import masks
 from sparseflash import Terms, attention
 from sparseflash.backends import cpu, cpu_blocks, reference
-from sparseflash.schedule import schedule_for
+from sparseflash.schedule.blocks import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, Case, check, random_case
 from tests.problems import run_backend

@@ -12,12 +12,12 @@ from sparseflash import select
 from sparseflash.backends import hopper
 from sparseflash.backends.hopper import backward, forward, passes, self_check, tma
 from sparseflash.backends.protocol import DIRECTIONS
+from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.plan import plan_for
-from sparseflash.schedule import as_tensors, from_tensors, schedule_for
-from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.schedule.blocks import as_tensors, from_tensors, schedule_for
+from sparseflash.schedule.tile_lists import tile_lists
+from sparseflash.schedule.tile_spec import SPARE
 from sparseflash.testing import make_qkv
-from sparseflash.tiles.lists import tile_lists
-from sparseflash.tiles.tile_spec import SPARE
 from tests.problems import OnHopper, problem_of
 
 
@@ -156,7 +156,7 @@ def test_a_plan_brings_every_list_that_is_walked(
     def refuse(*call):
         raise AssertionError("made again")
 
-    monkeypatch.setattr("sparseflash.tiles.lists.dynamic_lists", refuse)
+    monkeypatch.setattr("sparseflash.schedule.tile_lists.dynamic_lists", refuse)
     brought = from_tensors(*as_tensors(schedule._replace(lists=lists)))
     assert brought.facts.lists == tuple(made.numbers for made in lists)
     again = planned.lists(brought)

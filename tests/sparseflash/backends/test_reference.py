@@ -5,7 +5,7 @@ import torch
 
 import masks
 from sparseflash.backends import reference
-from sparseflash.schedule import schedule_for
+from sparseflash.schedule.blocks import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, check, random_case
 from tests.problems import problem_of, refusal

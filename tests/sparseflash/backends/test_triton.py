@@ -6,7 +6,7 @@ import torch
 import masks
 import sparseflash
 from sparseflash.backends import triton as backend
-from sparseflash.kernels import tma
+from sparseflash.kernels.portable import tma
 from sparseflash.testing import make_qkv
 from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
 from tests.op_cases import INTERPRETED

@@ -5,8 +5,8 @@ import itertools
 import torch
 
 from sparseflash.backends.hopper import forward, tma
-from sparseflash.kernels.configs import Family, tiles_for
 from sparseflash.kernels.hopper import configs as hopper
+from sparseflash.kernels.portable.configs import Family, tiles_for
 
 FAMILIES: tuple[Family, ...] = ("ampere", "hopper", "blackwell", "geforce", "cdna")
 KERNELS = "forward", "backward_kv", "backward_q", "backward_bias"

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sparseflash.kernels import launch as module
-from sparseflash.kernels.device import on_nvidia
-from sparseflash.kernels.launch import Launch, launch
+from sparseflash.kernels.common import launch as module
+from sparseflash.kernels.common.device import on_nvidia
+from sparseflash.kernels.common.launch import Launch, launch
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")

@@ -5,15 +5,15 @@ import torch
 import triton
 import triton.language as tl
 
-from sparseflash.kernels.scale import LOG2E
-from sparseflash.kernels.softmax import (
+from sparseflash.kernels.common.shapes import LOG2E
+from sparseflash.kernels.common.softmax import (
     LAZY_STEP,
     natural_lse,
     probabilities,
     rescale_factor,
     running_max,
 )
-from sparseflash.kernels.versions import release
+from sparseflash.kernels.common.versions import release
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="tests/gpu runs the kernels that use it"

@@ -9,10 +9,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import masks
 import sparseflash
 from sparseflash import packed
+from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.packed.spans import apart
 from sparseflash.packed.steps import from_spans
-from sparseflash.schedule import as_tensors
-from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.schedule.blocks import as_tensors
 from sparseflash.testing import assert_close, make_qkv, oracle
 from tests import packing_cases
 from tests.op_cases import NoSync, assert_same, run

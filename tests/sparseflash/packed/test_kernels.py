@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from sparseflash import packed
+from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.packed import blocks, spans
-from sparseflash.select.schedule import schedule_from_selection
-from sparseflash.tiles.lists import tile_lists
-from sparseflash.tiles.tile_spec import TileSpec
+from sparseflash.schedule.tile_lists import tile_lists
+from sparseflash.schedule.tile_spec import TileSpec
 
 kernels = pytest.importorskip("sparseflash.packed.kernels")
 

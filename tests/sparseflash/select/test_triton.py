@@ -6,11 +6,10 @@ import torch.nn.functional as F
 
 import masks
 from sparseflash import select
+from sparseflash.dynamic.static import heads_of, static_codes
 from sparseflash.select import antidiagonals, tokens
-from sparseflash.select.choose import choose_torch
-from sparseflash.select.pool import pool_torch
-from sparseflash.select.rules import Rule, candidates_of
-from sparseflash.select.static import heads_of, static_codes
+from sparseflash.select.blocks import pool_torch
+from sparseflash.select.rules import Rule, candidates_of, choose_torch
 from tests.sparseflash.select.oracle import turning
 
 kernels = pytest.importorskip("sparseflash.select.kernels")

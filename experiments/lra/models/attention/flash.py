@@ -9,9 +9,9 @@ import masks
 import sparseflash
 from experiments.lra.models.attention.base import Attention, register
 from masks import BlockMask, Mask
+from sparseflash.dynamic.lengths import SHORTEST, attend_within, skippable
 from sparseflash.layers import plan_lengths
-from sparseflash.lengths import SHORTEST, attend_within, skippable
-from sparseflash.schedule import Schedule
+from sparseflash.schedule.blocks import Schedule
 
 LONGEST = {16: 256, 32: 512, 64: 2048}  # tokens of the sequences that take such blocks
 

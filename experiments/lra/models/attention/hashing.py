@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.lra.models.attention.base import Attention, budget, refuse_causal, register
-from sparseflash.lengths import real_tokens
+from sparseflash.dynamic.lengths import real_tokens
 
 
 class Order(NamedTuple):

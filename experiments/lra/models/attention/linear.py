@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.lra.models.attention.base import Attention, budget, refuse_causal, register
-from sparseflash.lengths import real_tokens
+from sparseflash.dynamic.lengths import real_tokens
 
 
 @register("linear", label="linear attention", style=("#CC79A7", "v", "--"))

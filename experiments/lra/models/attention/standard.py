@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from experiments.lra.models.attention.base import Attention, budget, refuse_causal, register
 from masks import Mask, block_diagonal
-from sparseflash.lengths import real_tokens
+from sparseflash.dynamic.lengths import real_tokens
 
 ALIGNED = 8  # keys: rows of bfloat16 scores are then whole 16 bytes, as tensor cores take them
 

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.gluon import HOISTS
+from sparseflash.kernels.common.softmax import gradient_scale, probabilities
 from sparseflash.kernels.hopper.backward.common import Inputs, scheduler
 from sparseflash.kernels.hopper.backward.dq import add_dq, early_block, start_dq
 from sparseflash.kernels.hopper.backward.feed import (
@@ -57,9 +57,9 @@ from sparseflash.kernels.hopper.common import (
     shared_layout,
 )  # fmt: skip
 from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
+from sparseflash.kernels.hopper.gluon import HOISTS
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import RECORD, TILE, read, wait_record
-from sparseflash.kernels.softmax import gradient_scale, probabilities
 
 
 @gluon.jit

@@ -7,11 +7,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
-from sparseflash.kernels.gluon import async_load
 from sparseflash.kernels.hopper.backward.common import Inputs
 from sparseflash.kernels.hopper.columns import in_registers, start_scores, start_scores_of
 from sparseflash.kernels.hopper.common import WARP, accumulator, fields
 from sparseflash.kernels.hopper.copies import copied_bytes, load_rows, store_rows
+from sparseflash.kernels.hopper.gluon import async_load
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
     BEGIN,
@@ -59,7 +59,7 @@ class Columns:
     descs: Inputs
     bufs: Buffers
     bars: Barriers
-    # tensors, lists (see sparseflash/tiles), and what describes them
+    # tensors, lists (see sparseflash/schedule), and what describes them
     idx: gl.tensor  # int32: the mask blocks of an entry
     bit: gl.tensor  # int32: the bit tile of an entry
     bits: gl.tensor  # int32: bit tiles

@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )  # fmt: skip
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
-from sparseflash.kernels.dropout import head_keys
-from sparseflash.kernels.gluon import async_load, async_store
+from sparseflash.kernels.common.dropout import head_keys
+from sparseflash.kernels.common.softmax import gradient_scale, probabilities
 from sparseflash.kernels.hopper.backward.common import Inputs, scheduler
 from sparseflash.kernels.hopper.columns import (
     first_columns,
@@ -44,6 +44,7 @@ from sparseflash.kernels.hopper.dropout import (
     signed,
     tile_hash,
 )  # fmt: skip
+from sparseflash.kernels.hopper.gluon import async_load, async_store
 from sparseflash.kernels.hopper.masking import where_allowed, words_below
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
@@ -57,7 +58,6 @@ from sparseflash.kernels.hopper.work import (
     read,
     wait_record,
 )  # fmt: skip
-from sparseflash.kernels.softmax import gradient_scale, probabilities
 
 
 @fields
@@ -95,7 +95,7 @@ class Rows:
     descs: Inputs
     bufs: Buffers
     bars: Barriers
-    # tensors, lists (see sparseflash/tiles), and what describes them
+    # tensors, lists (see sparseflash/schedule), and what describes them
     idx: gl.tensor  # int32: the mask blocks of an entry
     bit: gl.tensor  # int32: the bit tile of an entry
     bits: gl.tensor  # int32: bit tiles

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.gluon import barrier
+from sparseflash.kernels.common.softmax import gradient_scale, probabilities
 from sparseflash.kernels.hopper.backward.dq import add_part, early_block, start_columns
 from sparseflash.kernels.hopper.backward.feed import operands
 from sparseflash.kernels.hopper.backward.tile import allowed_words, as_rows, open_tile
@@ -28,9 +28,9 @@ from sparseflash.kernels.hopper.columns import (
     wait_sums,
 )  # fmt: skip
 from sparseflash.kernels.hopper.common import WARPGROUP, accumulator
+from sparseflash.kernels.hopper.gluon import barrier
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import TILE, read, wait_record
-from sparseflash.kernels.softmax import gradient_scale, probabilities
 
 
 @gluon.jit

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from sparseflash.kernels.dropout import head_keys
+from sparseflash.kernels.common.dropout import head_keys
 from sparseflash.kernels.hopper.backward.feed import split_index
 from sparseflash.kernels.hopper.common import WARPGROUP, fields
 from sparseflash.kernels.hopper.dropout import tile_hash

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
+from sparseflash.kernels.common.softmax import gradient_scale, probabilities
 from sparseflash.kernels.hopper.backward.dq import add_part, early_block
 from sparseflash.kernels.hopper.backward.feed import Columns
 from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, open_tile
@@ -42,7 +43,6 @@ from sparseflash.kernels.hopper.common import (
 from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import TILE, read, wait_record
-from sparseflash.kernels.softmax import gradient_scale, probabilities
 
 # columns of dQ that one consumer has; the other has those in use beyond
 FIRST_DQ = gl.constexpr(128)

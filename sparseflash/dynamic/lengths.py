@@ -1,0 +1,314 @@
+"""Sequences of several lengths in one batch: keys beyond a length are not attended to.
+
+There are two ways, whose results agree up to rounding. `hide_padding` gives q and k further
+features, whose product is a very low score for padding keys. `skip_padding` makes the block mask
+of every sequence on the device, and leaves out the blocks of padding.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from masks import BlockMask, Mask
+from masks.block_lists import EMPTY, FULL
+from masks.tiles import pack_bits
+from sparseflash.backends.protocol import Results
+from sparseflash.cache import cached
+from sparseflash.checks import check_tensors, is_empty, readable
+from sparseflash.dynamic.lists import schedule_from_selection
+from sparseflash.dynamic.selection import Selection
+from sparseflash.dynamic.static import grid_codes, heads_of, to_device
+from sparseflash.kernels.common.device import kernels_of, on_nvidia
+from sparseflash.schedule.blocks import Schedule
+from sparseflash.terms import term_options
+
+HIDDEN = -30_000.0  # the score of a padding key: exp of it is 0, and float16 holds it
+BLOCK = 128  # tokens of the blocks that are skipped, unless a BlockMask has its own
+SIZES = ((32, 32), (64, 64), (128, 128))  # blocks of a BlockMask whose padding is skipped
+SHORTEST = 1024  # tokens from which skipping is faster than hiding
+NOWHERE = -(2**30)
+PADDINGS = ("auto", "hide", "skip")
+
+Lengths = Tensor | Sequence[int]
+
+
+def attend_within(
+    attend: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    lengths: Lengths | None,
+    padding: str = "auto",
+    *,
+    starts: Lengths | None = None,
+    scale: float | None = None,
+    terms: Any = None,
+    return_lse: bool = False,
+    return_max_scores: bool = False,
+    **options: Any,
+) -> Any:
+    """`attend`, which is `sparseflash.attention`, over the keys within the lengths (None: all), and
+    from the starts on (None: 0).
+
+    padding, scale: as in `keep_within`; options: the further arguments of `attend`.
+    """
+    options |= {"terms": terms, "return_max_scores": return_max_scores}
+    if lengths is None and starts is None:
+        return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
+    check_tensors(q, k, v)
+    lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
+    if is_empty(q, k):
+        return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    n_q, n_k = q.shape[2], k.shape[2]
+    padding = padding_for(terms, mask, n_q, n_k, padding)
+    q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding, starts)
+    out, lse, *scores = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
+    nothing = lse <= lowest  # the query sees no key
+    if n_q == n_k:
+        nothing = nothing | ~real_tokens(lengths, n_k, starts)[:, None]
+    out = out.masked_fill(nothing[..., None], 0.0)
+    lse = lse.masked_fill(nothing, -torch.inf)
+    # beside a sink the LSE does not tell
+    scores = [x.masked_fill(nothing | (x <= lowest), -torch.inf) for x in scores]
+    return Results(out, lse, *scores).asked(return_lse)
+
+
+def keep_within(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, lengths: Tensor, scale: float,
+    padding: str = "auto", starts: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Any, float]:  # fmt: skip
+    """q, k, v and mask for attention over the keys within the bounds, and the LSE that a query with
+    no such key does not exceed.
+
+    padding: "skip" leaves out the blocks of padding, for a mask that is None, a `masks.Mask` or a
+        `masks.BlockMask`, the same for every batch entry, and N_q = N_k, a multiple of the block
+        size: 128, or that of the BlockMask, 32, 64 or 128. "hide" takes every mask.
+        "auto" skips where that is possible and N is at least 1024, but hides inside torch.compile,
+        which cannot trace the block lists.
+    """
+    if padding == "auto":
+        # a compiler must not meet the conditions on N: each would be a guard of its graph
+        hide = torch.compiler.is_compiling() or k.shape[2] < SHORTEST
+        padding = "hide" if hide or not skippable(mask, q.shape[2], k.shape[2]) else "skip"
+    if padding == "skip":
+        return q, k, v, _schedule(mask, lengths, q, starts), -torch.inf
+    return *hide_padding(q, k, v, lengths, scale, starts), mask, HIDDEN / 2
+
+
+def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto") -> str:
+    """Return the padding for these terms: softcap, slopes and bias change the score of a hidden
+    key.
+
+    Raises ValueError where such terms meet a mask or extents that cannot skip.
+    """
+    if not any(term_options(terms)):
+        return padding
+    if not skippable(mask, n_q, n_k):
+        raise ValueError(
+            f"lengths with terms.softcap, slopes or bias take None or a Mask, the same for every"
+            f" batch entry, and N_q = N_k, a multiple of {BLOCK}; got a mask of type"
+            f" {type(mask).__name__} and batch {getattr(mask, 'batch', None)}, N_q {n_q},"
+            f" N_k {n_k}: pad to that, or pass an array as mask that has the lengths"
+        )
+    return "skip"
+
+
+def check_bounds(
+    lengths: Lengths | None, starts: Lengths | None, batch: int, n: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """`check_lengths` of both: where the keys of each sequence end, n by default, and begin."""
+    if starts is not None:
+        starts = check_lengths(starts, batch, n, device, "starts")
+    if lengths is None:
+        return torch.full((batch,), n, dtype=torch.int32, device=device), starts
+    return check_lengths(lengths, batch, n, device), starts
+
+
+def check_lengths(
+    lengths: Any, batch: int, n: int, device: torch.device, name: str = "lengths"
+) -> Tensor:
+    """int32 (batch,) on the device, side by side, of sequences with room for n keys.
+
+    Raises ValueError for lengths of another shape or type, and for values outside [0, n] where they
+    are on the host. Values on a GPU are not read.
+    """
+    if not isinstance(lengths, Tensor):
+        values = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
+        if not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in values):
+            raise ValueError(f"{name} is {lengths!r}; pass a tensor or a list of integers")
+        lengths = torch.tensor(values, dtype=torch.int64, device="cpu")
+    if lengths.shape != (batch,) or lengths.dtype not in (torch.int32, torch.int64):
+        how = " (mask.sum(1) of a mask of tokens)" if lengths.dtype == torch.bool else ""
+        raise ValueError(
+            f"{name} is {lengths.dtype} of shape {tuple(lengths.shape)}; pass int32 or int64 of"
+            f" shape ({batch},), one for each sequence of the batch{how}"
+        )
+    if lengths.numel() and readable(lengths):
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 0 or high > n:
+            raise ValueError(
+                f"{name} holds {low if low < 0 else high}; they must lie in 0..{n}, the keys"
+            )
+    return lengths.to(device, torch.int32, non_blocking=True).contiguous()
+
+
+def real_tokens(lengths: Tensor, n: int, starts: Tensor | None = None) -> Tensor:
+    """Bool (B, n): True for the tokens from the starts on, within the lengths."""
+    token = torch.arange(n, device=lengths.device)
+    real = token < lengths[:, None]
+    return real if starts is None else real & (token >= starts[:, None])
+
+
+def hide_padding(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: float, starts: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k with further features, up to the next multiple of 8, whose product is 0 for real keys
+    and HIDDEN for padding keys; and v. Padding keys and their values become 0, and so do padding
+    queries where N_q = N_k.
+
+    One copy each, with the tokens outermost as a projection lays them out. Raises ValueError for a
+    scale whose inverse the dtype does not hold.
+    """
+    batch, _, n, head_dim = k.shape
+    held = torch.finfo(q.dtype)
+    if not held.tiny <= 1 / scale <= held.max:
+        raise ValueError(
+            f"scale is {scale}; where padding is hidden in {q.dtype} it must lie between"
+            f" {1 / held.max:.2g} and {1 / held.tiny:.2g}: cast q, k and v to bfloat16 or float32"
+        )
+    extra = 8 - head_dim % 8
+    padding = ~real_tokens(lengths, n, starts)[:, :, None, None]
+    ones = torch.full((1, 1, 1, 1), 1 / scale, dtype=q.dtype, device=q.device)
+    hide = (padding * (HIDDEN / extra)).to(k.dtype)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    # they may be NaN, which times 0 is NaN
+    k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+    if q.shape[1] == n:
+        q = q.masked_fill(padding, 0.0)
+    q = torch.cat([q, ones.expand(batch, *q.shape[1:3], extra)], dim=3)
+    k = torch.cat([k, hide.expand(-1, -1, k.shape[2], extra)], dim=3)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def skippable(mask: Any, n_q: int, n_k: int) -> bool:
+    """Return whether `skip_padding` takes this mask and these extents."""
+    if isinstance(mask, BlockMask):
+        fits = mask.block_size in SIZES and mask.batch == 1 and mask.n_q == mask.n_k == n_k
+        return n_q == n_k and fits and n_k % mask.block_size[0] == 0
+    alike = mask is None or (isinstance(mask, Mask) and mask.batch in (None, 1))
+    return n_q == n_k and n_k % BLOCK == 0 and alike
+
+
+def _schedule(
+    mask: Mask | BlockMask | None, lengths: Tensor, q: Tensor, starts: Tensor | None
+) -> Schedule:
+    batch, heads, n, _ = q.shape
+    if not skippable(mask, n, n):
+        raise ValueError(
+            f"padding is skip, the mask {mask!r} and the length {n}; that takes None, a Mask or a"
+            f" BlockMask, the same for every batch entry, and a multiple of {BLOCK} or of the"
+            " block size: take padding=hide"
+        )
+    if torch.compiler.is_compiling():
+        raise ValueError(
+            "padding is skip inside torch.compile, which cannot trace the block lists: pass"
+            " BlockSparseAttention.plan(lengths, n), made outside, for the lengths"
+        )
+    selection = skip_padding(blocks_of(mask, n, heads, q.device), lengths, starts)
+    return schedule_from_selection(selection, n, n, batch, heads, q.device)
+
+
+class Blocks(NamedTuple):
+    """A mask in blocks of b x b tokens, ready to be cut at the end of a sequence."""
+
+    codes: Tensor  # int32 (1, H or 1, blocks, blocks)  as in a Selection of `tiles`
+    tiles: Tensor  # int32 (T + 1, b, words)  the bit tiles of the mask, then one of all pairs
+    column: Tensor  # int32 (blocks, S)  the tiles that occur in a column of blocks
+    place: Tensor  # int32, as codes  the place of a block's tile in `column`; NOWHERE: empty
+    prefix: Tensor  # int32 (b, words)  row t has the bits of the keys 0 to t
+    starts: Tensor  # int32 (blocks,)  first token of each
+    max_blocks: int  # non-empty blocks
+
+
+@cached
+def blocks_of(mask: Mask | BlockMask | None, n: int, heads: int, device: torch.device) -> Blocks:
+    """Return `mask` (None: all pairs) for n tokens, in its own blocks or in those of BLOCK tokens,
+    which divide n. It is copied to the device once.
+    """
+    block = mask.block_size[0] if isinstance(mask, BlockMask) else BLOCK
+    if mask is None:
+        codes = np.full((1, n // block, n // block), FULL, np.int32)
+        bits = np.zeros((0, block, block // 32), np.uint32)
+    else:
+        if isinstance(mask, Mask):
+            mask = mask.build(n, n, block, heads=heads_of(mask, heads))
+        codes, bits = grid_codes(mask)[0], mask.bits
+    every = np.full((1, *bits.shape[1:]), 2**32 - 1, np.uint32)
+    kinds = [np.setdiff1d(codes[..., c], EMPTY) for c in range(codes.shape[2])]
+    column = np.zeros((len(kinds), max(1, *map(len, kinds))), np.int32)
+    place = np.full_like(codes, NOWHERE)
+    for c, found in enumerate(kinds):
+        column[c, : len(found)] = np.where(found == FULL, len(bits), found)
+        here = codes[..., c]
+        place[..., c] = np.where(here == EMPTY, NOWHERE, np.searchsorted(found, here))
+    keys = np.tril(np.ones((block, block), bool))[None]
+    return Blocks(
+        to_device(codes[None], device),
+        to_device(np.concatenate([bits, every]).view(np.int32), device),
+        to_device(column, device),
+        to_device(place[None], device),
+        to_device(pack_bits(keys)[0].view(np.int32), device),
+        to_device(np.arange(0, n, block, dtype=np.int32), device),
+        int((codes != EMPTY).sum()),
+    )
+
+
+def skip_padding(blocks: Blocks, lengths: Tensor, starts: Tensor | None = None) -> Selection:
+    """Return the mask between the blocks of queries and keys that hold real tokens, with the keys
+    cut at the first and the last of these. Made on the device, for every sequence.
+
+    A block whose keys are all real is that of the mask. The key block that holds the last token,
+    and that which holds the first, get new tiles, one for each tile that the mask has there.
+    """
+    block = blocks.tiles.shape[1]
+    n, max_blocks = len(blocks.starts) * block, len(lengths) * blocks.max_blocks
+    if on_nvidia(lengths) and starts is None:
+        codes, bits = kernels_of("dynamic").cut_blocks(*blocks[:5], lengths)
+    else:
+        codes, bits = cut_torch(blocks, lengths, starts)
+    return Selection(codes, bits, n, n, (block, block), max_blocks)
+
+
+def cut_torch(
+    blocks: Blocks, lengths: Tensor, starts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Codes and bits of `skip_padding` in plain torch."""
+    batch, slots, known = len(lengths), blocks.column.shape[1], len(blocks.tiles) - 1
+    block = blocks.tiles.shape[1]
+    n = len(blocks.starts) * block
+    last, left = lengths.clamp(max=n) - 1, lengths[:, None] - blocks.starts
+    real, whole, ends = left > 0, left >= block, last[:, None]
+    if starts is not None:
+        begin = starts[:, None] - blocks.starts
+        real, whole = real & (begin < block), whole & (begin <= 0)
+        ends = torch.stack([last, starts.clamp(0, n - 1)], 1)
+    column = ends // block  # (batch, ends), whose tiles are cut
+    keys = blocks.prefix[(last[:, None] - column * block).clamp(0, block - 1)]
+    first = torch.arange(known, known + batch * ends.shape[1] * slots, slots, device=last.device)
+    first = first.int().view(batch, -1)  # new tile of each column
+    number = first[:, :1].expand(-1, len(blocks.starts))
+    if starts is not None:
+        before = starts[:, None] - column * block
+        hidden = blocks.prefix[(before - 1).clamp(0, block - 1)]
+        keys = torch.where(before[..., None] > 0, keys & ~hidden, keys)
+        number = torch.where(last[:, None] // block == blocks.starts // block, number, first[:, 1:])
+    tiles = blocks.tiles[blocks.column[column]] & keys[:, :, None, None]
+    cut = (blocks.place + number[:, None, None]).clamp_(min=EMPTY)
+    codes = torch.where(whole[:, None, None], blocks.codes, cut)
+    codes = torch.where(real[:, None, :, None] & real[:, None, None], codes, EMPTY)
+    return codes, torch.cat([blocks.tiles[:known], tiles.flatten(0, 2)])

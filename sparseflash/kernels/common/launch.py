@@ -1,0 +1,274 @@
+"""Kernel launches that cost the host little more than the driver's own call.
+
+`kernel[grid](...)` inspects every argument, looks the compiled kernel up by a text and calls hooks:
+tens of microseconds for kernels with forty arguments. In calls of one plan only the addresses
+differ. A `Launch` therefore keeps the compiled kernel and its arguments as Triton's C launcher
+takes them, and fills in the addresses: of tensors as ints, of descriptors as tensor maps. The maps
+are kept by address; a map holds no more than the address, shape and strides of its argument, so
+nothing is kept alive, and CUDA graphs capture it by value. `launch` does the same for the small
+kernels around attention, which have no plan.
+
+The C launcher is internal to Triton. `_repeat` knows those of the tested versions; with any other,
+and under a profiler's launch hooks, every launch is an ordinary one.
+"""
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import BuiltinFunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparseflash.cache import cache, on_clear, persistent
+from sparseflash.kernels.common.versions import is_tested
+
+# an option of every launch of floating-point kernels: Triton 3.10 will no longer fuse by default
+FUSED = {"enable_fp_fusion": True}
+_MAX_REPEATS = 64  # of a launch: layouts of gradients
+_MAX_MAPS = 64  # of an argument: torch's allocator returns to a few addresses
+_MAX_LAUNCHES = 512  # without a plan that are known
+
+Compiling = Callable[[], AbstractContextManager[None]]
+Arguments = Callable[[], tuple[tuple[int, ...], Sequence[Any], dict[str, Any]]]
+
+
+class Launch:
+    """One kernel launch of a plan: kernel[grid](*args, **options), again and again.
+
+    All calls must have the same grid, arguments and options, but for the addresses of tensors and
+    for what `layout` tells. static: the lists are the same tensors in every call. compiling: makes
+    a context for launches that may compile.
+    """
+
+    def __init__(self, kernel: Any, *, static: bool, compiling: Compiling = nullcontext):
+        self._kernel, self._static, self._compiling = kernel, static, compiling
+        self._repeats: dict[tuple[Hashable, tuple[int, ...]], _Repeat | None] = {}
+
+    def __call__(
+        self, tensors: Sequence[Tensor | None], arguments: Arguments,
+        lists: Sequence[Tensor | None] = (), layout: Hashable = (),
+    ) -> None:  # fmt: skip
+        """Launch with (grid, args, options) = arguments().
+
+        tensors, lists: all tensors among the arguments, alone or under a descriptor, in the same
+            order in every call. The first is not None.
+        arguments: called where the launch cannot be repeated. It must make no tensors.
+        """
+        if not self._static:
+            tensors = (*tensors, *lists)
+        addresses, union = [], 0
+        for t in tensors:
+            address = 0 if t is None else t.data_ptr()
+            addresses.append(address)
+            union |= address
+        misaligned = ()
+        if union & 15:  # Triton compiles another kernel where an address is no multiple of 16
+            misaligned = tuple(i for i, address in enumerate(addresses) if address & 15)
+        repeat = self._repeats.get((layout, misaligned))
+        if repeat and repeat.device == torch._C._cuda_getDevice() and not repeat.hooked():
+            repeat.run(addresses)
+            return
+        assert tensors[0] is not None
+        device = tensors[0].get_device()
+        with torch.cuda.device(device) if device >= 0 else nullcontext():  # -1: the CPU
+            grid, args, options = arguments()
+            everything = (*tensors, *lists) if self._static else tensors
+            places = _places(args, everything)
+            with self._compiling():
+                compiled = self._kernel[grid](*args, **options, **FUSED)
+            # the interpreter, which takes tensors on a GPU too, has compiled nothing
+            if device < 0 or compiled is None or (layout, misaligned) in self._repeats:
+                return
+            repeat = _repeat(self._kernel, device, compiled, (grid, args, options), places)
+            if repeat is not None:
+                fixed = [0 if t is None else t.data_ptr() for t in everything[len(tensors) :]]
+                repeat = repeat.bind(len(tensors), fixed)
+            if len(self._repeats) >= _MAX_REPEATS:
+                self._repeats.clear()
+            self._repeats[layout, misaligned] = repeat
+
+
+_launches: dict[Hashable, Launch | None] = {}  # None: seen once
+on_clear(_launches.clear)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """kernel[grid](*args, **options), which is repeated where all but the addresses of the tensors
+    is as in an earlier call. Tensors are positional arguments, the first of them is not None. Those
+    under descriptors are arguments themselves, too.
+
+    The first call is an ordinary one: shapes that never come again are not worth more.
+    """
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    known = [_known(arg) for arg in args]
+    key = kernel, grid, tensors[0].get_device(), *known, *options.items()
+    found = _launches.get(key)
+    if found is None:
+        if key not in _launches:
+            if len(_launches) >= _MAX_LAUNCHES:
+                _launches.clear()
+            _launches[key] = None
+            kernel[grid](*args, **options, **FUSED)
+            return
+        found = _launches[key] = Launch(kernel, static=False)
+    found(tensors, lambda: (grid, args, options))
+
+
+def _known(arg: Any) -> Hashable:
+    """All of an argument but its address."""
+    if isinstance(arg, Tensor):
+        return arg.dtype
+    if hasattr(arg, "block_shape"):  # a descriptor
+        return arg.base.dtype, *arg.shape, *arg.strides, *arg.block_shape
+    return arg
+
+
+def zeroed_counter(device: torch.device, size: int) -> Tensor:
+    """int32 zeros that kernels count their work with, and leave as zeros.
+
+    One for every stream. A CUDA graph, which may be replayed on any stream, has its own.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(size, dtype=torch.int32, device=device)
+    # what torch.cuda.current_stream() wraps, at a twentieth of its time
+    key = "counter", device, torch._C._cuda_getCurrentRawStream(device.index), size
+    counter = cache.get(key)
+    if counter is None:
+        make = lambda: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
+        counter = persistent(make, device)
+        if counter.is_cuda:  # it may be dropped while a kernel of this stream still counts with it
+            counter.record_stream(torch.cuda.current_stream(device))
+        cache.put(key, counter, [counter])
+    return counter
+
+
+class _Repeat(NamedTuple):
+    """A compiled kernel with its arguments."""
+
+    device: int
+    launcher: Any  # Triton's C function: (*grid, stream, *head, *arguments), or [*arguments] last
+    grid: tuple[int, ...]
+    head: tuple[Any, ...]
+    listed: bool  # whether it takes the kernel's arguments as a list
+    arguments: list[Any]  # of the kernel, without the addresses
+    pointers: list[tuple[int, int]]  # (place among the arguments, number of the tensor)
+    maps: list["_Map"]
+    encode: Any
+    runtime: Any  # Triton's knobs
+
+    def hooked(self) -> bool:
+        return bool(self.runtime.launch_enter_hook.calls or self.runtime.launch_exit_hook.calls)
+
+    def run(self, addresses: Sequence[int]) -> None:
+        values = self.arguments.copy()
+        for place, number in self.pointers:
+            values[place] = addresses[number]
+        for place, number, layout, encoded in self.maps:
+            address = addresses[number]
+            tensor_map = encoded.get(address)
+            if tensor_map is None:
+                if len(encoded) >= _MAX_MAPS:
+                    encoded.clear()
+                tensor_map = encoded[address] = self.encode(address, *layout)
+            values[place] = tensor_map
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        if self.listed:
+            self.launcher(*self.grid, stream, *self.head, values)
+        else:
+            self.launcher(*self.grid, stream, *self.head, *values)
+
+    def bind(self, n: int, fixed: Sequence[int]) -> "_Repeat":
+        """Return the same for the first `n` tensors, with the addresses of the `fixed` ones filled
+        in.
+        """
+        values = self.arguments.copy()
+        for place, number in self.pointers:
+            values[place] = None if number < n else fixed[number - n]
+        for place, number, layout, _ in self.maps:
+            values[place] = None if number < n else self.encode(fixed[number - n], *layout)
+        pointers = [pointer for pointer in self.pointers if pointer[1] < n]
+        maps = [map_ for map_ in self.maps if map_.number < n]
+        return self._replace(arguments=values, pointers=pointers, maps=maps)
+
+
+class _Map(NamedTuple):
+    """A tensor map among the arguments."""
+
+    place: int
+    number: int  # of its tensor
+    layout: tuple[Any, ...]  # what it is encoded from beside the address
+    encoded: dict[int, Any]  # by address
+
+
+def _places(args: Sequence[Any], tensors: Sequence[Tensor | None]) -> dict[int, int]:
+    """Argument -> number of its tensor. An argument that is missing there would go stale."""
+    numbers = {id(t): i for i, t in enumerate(tensors) if t is not None}
+    places = {}
+    for i, arg in enumerate(args):
+        base = getattr(arg, "base", None) if hasattr(arg, "block_shape") else arg
+        if isinstance(base, Tensor):
+            if id(base) not in numbers:
+                raise ValueError(f"argument {i} of the kernel is none of the tensors of the launch")
+            places[i] = numbers[id(base)]
+    return places
+
+
+def _repeat(
+    kernel: Any, device: int, compiled: Any,
+    launch: tuple[Sequence[int], Sequence[Any], dict[str, Any]], places: dict[int, int],
+) -> "_Repeat | None":  # fmt: skip
+    """Return what repeats this launch, or None where this version of Triton, or this kernel,
+    cannot.
+    """
+    import triton
+
+    if not is_tested(triton.__version__) or kernel.pre_run_hooks:
+        return None
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+    grid, args, options = launch
+    run, metadata = compiled.run, compiled.metadata
+    if run.global_scratch_size or run.profile_scratch_size:  # allocated for each launch
+        return None
+    launcher = run.launch
+    if not isinstance(launcher, BuiltinFunctionType):  # wrapped by what encodes descriptors
+        launcher = inspect.getclosurevars(launcher).nonlocals["launcher"]
+    named = dict(zip(kernel.arg_names, args, strict=False)) | options
+    head = compiled.function, run.launch_cooperative_grid, run.launch_pdl
+    scratch, hooks = (None, None), (None, None, None)  # no scratch memory, no hooks
+    utils = triton.runtime.driver.active.utils
+    listed = hasattr(run, "kernel_signature")
+    if listed:  # since 3.7 one C function launches every kernel, given the types
+        signature = run.arg_annotations, run.kernel_signature
+        head = *head, compiled.packed_metadata, *hooks, *scratch, *signature
+        encode = utils.fill_tma_descriptor_tiled
+    else:  # a C function for each signature
+        head = *head, *scratch, compiled.packed_metadata, *hooks
+        encode = utils.fill_tma_descriptor
+    values: list[Any] = []
+    pointers, maps, descriptors = [], [], 0
+    for i, parameter in enumerate(kernel.params):
+        arg = named.get(parameter.name, parameter.default)
+        if isinstance(arg, tuple):
+            return None
+        if isinstance(arg, Tensor):
+            pointers.append((len(values), places[i]))
+            values.append(None)
+        elif hasattr(arg, "block_shape"):
+            meta = metadata.tensordesc_meta and metadata.tensordesc_meta[descriptors]
+            descriptors += 1
+            if not meta or meta["fp4_padded"]:
+                return None
+            layout = (
+                meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
+                meta["block_size"], list(arg.shape), list(arg.strides), int(arg.padding == "nan"),
+            )  # fmt: skip
+            maps.append(_Map(len(values), places[i], layout, {}))
+            values += [None, *arg.shape, *arg.strides]
+        else:
+            values.append(arg)
+    grid = *grid, *(1,) * (3 - len(grid))
+    runtime = triton.knobs.runtime
+    return _Repeat(device, launcher, grid, head, listed, values, pointers, maps, encode, runtime)

@@ -1,0 +1,333 @@
+"""Backward kernels: two passes, no atomics, so the gradients are the same bits from run to run.
+
+`backward_kv` walks the query blocks of a key tile (CSC) and sums dK and dV; `backward_q` walks the
+key blocks of a query tile (CSR) and sums dQ. Both recompute the probabilities from the LSE. The
+first works on transposed scores S^T = K Q^T, so that P^T and dS^T are left operands as they come
+out of the registers and nothing is transposed. docs/internals/kernels.md has the mathematics.
+"""
+
+import triton
+import triton.language as tl
+
+from sparseflash.kernels.common.dropout import head_keys
+from sparseflash.kernels.common.softmax import probabilities
+from sparseflash.kernels.portable.common import (
+    UNSPECIALIZED,
+    block_list,
+    block_start,
+    keep_bits,
+    load_full,
+    load_tile,
+    matrix_origin,
+    split_program,
+    store_tile,
+    tile_bits,
+)
+from sparseflash.kernels.portable.terms import bias_of, is_high, is_low, shift_with, with_terms
+
+
+@triton.jit
+def kv_step(
+    dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+    cap, Slopes, bias, radius, first,
+    MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add one query tile to dK and dV; scores are [BLOCK_N, BLOCK_M], keys by queries."""
+    s = tl.dot(k, q.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
+    dp = tl.dot(v, dout.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
+    t, logits, unit, rest = with_terms(
+        s, scale_log2, cap, Slopes, bias, radius, first,
+        q.shape[0], k.shape[0], True, True, q.dtype != tl.float32,
+    )  # fmt: skip
+    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[None, :])
+    if MASKED:
+        p = tl.where(allowed, p, 0.0)
+    kept = p
+    if DROPOUT:
+        kept = tl.where(keep, p, 0.0)
+        dp = tl.where(keep, dp * keep_scale, 0.0)
+    ds = p * (dp - delta[None, :])
+    if cap is not None:
+        ds *= 1.0 - t * t
+    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
+    dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)  # [BLOCK_N, BLOCK_DV]
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def backward_kv(
+    Q, K, V, DOut, Q_desc, DOut_desc, DK, DV, LseLog2, Delta,
+    col_ptr, col_mid, row_idx, tile_idx, bits,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_gb, stride_gh, stride_gn,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
+    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
+    cap, Slopes, Bias, radius,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
+    TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """DK and DV, like k and v: a program sums those of BLOCK_N keys of one key head.
+
+    k, dk [BLOCK_N, BLOCK_D]; v, dv [BLOCK_N, BLOCK_DV]; q [BLOCK_M, BLOCK_D];
+    dout [BLOCK_M, BLOCK_DV]; lse_log2, delta [BLOCK_M]
+    """
+    tile, bh_kv = split_program(n_tiles)
+    kv_heads = heads // group
+    b = (bh_kv // kv_heads).to(tl.int64)
+    h_kv = (bh_kv % kv_heads).to(tl.int64)
+    k_start = tile * BLOCK_N
+    k_base = K + b * stride_kb + h_kv * stride_kh
+    k = load_tile(k_base, k_start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v_base = V + b * stride_vb + h_kv * stride_vh
+    v = load_tile(v_base, k_start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    query = tl.arange(0, BLOCK_M)
+    first_key = k_start - (n_k - n_q)  # its distance from query 0
+
+    for g in range(group):
+        h = h_kv * group + g
+        bh = b * heads + h
+        q_offset = b * stride_qb + h * stride_qh
+        g_offset = b * stride_gb + h * stride_gh
+        q_row, q_col = matrix_origin(q_offset, stride_qn, TMA)
+        g_row, g_col = matrix_origin(g_offset, stride_gn, TMA)
+        lse_row = LseLog2 + bh * n_q
+        delta_row = Delta + bh * n_q
+        col = 0 if DENSE else b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_K // BLOCK_N)
+        first, middle, n_partial, n_full = block_list(
+            col_ptr, col_mid, col, n_q, BLOCK_Q, BLOCK_M, DENSE
+        )
+        partial_idx = row_idx if DENSE else row_idx + first
+        full_idx = row_idx if DENSE else row_idx + middle
+        partial_tile = tile_idx if DENSE else tile_idx + first
+        # the kernel walks several heads, so that these pointers are not moved in place
+        slopes = Slopes if Slopes is None else Slopes + h
+        bias = Bias if Bias is None else bias_of(Bias, h, radius)
+        row_head = 0
+        column_head = 0
+        if DROPOUT:
+            row_head, column_head = head_keys(seed_ptr, bh)
+
+        if PARTIAL:
+            for t in tl.range(0, n_partial):
+                # a query beyond n_q has lse = inf, hence p = 0, and needs no mask of its own
+                if DENSE:
+                    start = n_full * BLOCK_M
+                    allowed = True
+                else:
+                    start = block_start(partial_idx, t, BLOCK_Q, BLOCK_M, False)
+                    allowed = tile_bits(
+                        bits, tl.load(partial_tile + t // (BLOCK_Q // BLOCK_M)),
+                        start % BLOCK_Q, k_start % BLOCK_K,
+                        BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, True,
+                    )  # fmt: skip
+                q = load_tile(Q + q_offset, start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+                dout = load_tile(
+                    DOut + g_offset, start, stride_gn, n_q, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True
+                )
+                lse_log2 = tl.load(
+                    lse_row + start + query, mask=start + query < n_q, other=float("inf")
+                )
+                delta = tl.load(delta_row + start + query, mask=start + query < n_q, other=0.0)
+                keep = True
+                if DROPOUT:
+                    keep = keep_bits(
+                        row_head,
+                        column_head,
+                        start,
+                        k_start,
+                        drop_threshold,
+                        BLOCK_M,
+                        BLOCK_N,
+                        True,
+                    )
+                dk, dv = kv_step(
+                    dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+                    cap, slopes, bias, radius, first_key - start,
+                    not DENSE, DROPOUT, PRECISION,
+                )  # fmt: skip
+
+        for t in tl.range(0, n_full):
+            start = block_start(full_idx, t, BLOCK_Q, BLOCK_M, DENSE)
+            q = load_full(
+                Q + q_offset, Q_desc, q_row, q_col, start, stride_qn,
+                BLOCK_M, HEAD_DIM, BLOCK_D, TMA,
+            )  # fmt: skip
+            dout = load_full(
+                DOut + g_offset, DOut_desc, g_row, g_col, start, stride_gn,
+                BLOCK_M, HEAD_DIM_V, BLOCK_DV, TMA,
+            )  # fmt: skip
+            lse_log2 = tl.load(lse_row + start + query)
+            delta = tl.load(delta_row + start + query)
+            keep = True
+            if DROPOUT:
+                keep = keep_bits(
+                    row_head, column_head, start, k_start, drop_threshold, BLOCK_M, BLOCK_N, True
+                )
+            dk, dv = kv_step(
+                dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
+                cap, slopes, bias, radius, first_key - start,
+                False, DROPOUT, PRECISION,
+            )  # fmt: skip
+
+    dk *= scale
+    if DROPOUT:
+        dv *= keep_scale
+    dk_base = DK + b * stride_dkb + h_kv * stride_dkh
+    store_tile(dk_base, k_start, stride_dkn, n_k, dk, BLOCK_N, HEAD_DIM, BLOCK_D)
+    dv_base = DV + b * stride_dvb + h_kv * stride_dvh
+    store_tile(dv_base, k_start, stride_dvn, n_k, dv, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
+
+
+@triton.jit
+def q_step(
+    dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+    cap, Slopes, bias, radius, first,
+    MASKED: tl.constexpr, FAR: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add one key tile to dQ; scores are [BLOCK_M, BLOCK_N], queries by keys.
+
+    FAR: add it to the sums of `low` and `high` tiles [BLOCK_M].
+    """
+    s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+    t, logits, unit, rest = with_terms(
+        s, scale_log2, cap, Slopes, bias, radius, first,
+        q.shape[0], k.shape[0], False, True, q.dtype != tl.float32,
+    )  # fmt: skip
+    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[:, None])
+    if MASKED:
+        p = tl.where(allowed, p, 0.0)
+    dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+    if DROPOUT:
+        dp = tl.where(keep, dp * keep_scale, 0.0)
+    ds = p * (dp - delta[:, None])
+    if FAR:
+        sums = tl.sum(ds, 1)  # [BLOCK_M]
+        low += tl.where(is_low(radius, first, k.shape[0]), sums, 0.0)
+        high += tl.where(is_high(radius, first, q.shape[0]), sums, 0.0)
+    if cap is not None:
+        ds *= 1.0 - t * t
+    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+    return dq, low, high
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def backward_q(
+    Q, K, V, DOut, K_desc, V_desc, DQ, LseLog2, Delta,
+    row_ptr, row_mid, col_idx, tile_idx, bits,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_gb, stride_gh, stride_gn,
+    stride_dqb, stride_dqh, stride_dqn,
+    scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
+    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
+    cap, Slopes, Bias, radius, FarSums,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
+    TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """DQ, like q: a program sums that of BLOCK_M queries of one head.
+
+    FarSums (n_tiles, B * H_q, 2), where there is one: sums of dS over the tiles that take the first
+    entry of the bias, and over those that take the last.
+
+    q, dq [BLOCK_M, BLOCK_D]; dout [BLOCK_M, BLOCK_DV]; lse_log2, delta [BLOCK_M];
+    k [BLOCK_N, BLOCK_D]; v [BLOCK_N, BLOCK_DV]
+    """
+    tile, bh = split_program(n_tiles)
+    b = (bh // heads).to(tl.int64)
+    h = (bh % heads).to(tl.int64)
+    q_start = tile * BLOCK_M
+    first_key = q_start + n_k - n_q  # at distance 0 from the first query
+    if Slopes is not None:
+        Slopes += h
+    bias = Bias if Bias is None else bias_of(Bias, h, radius)
+    k_offset = b * stride_kb + (h // group) * stride_kh
+    v_offset = b * stride_vb + (h // group) * stride_vh
+    k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
+    v_row, v_col = matrix_origin(v_offset, stride_vn, TMA)
+    q_base = Q + b * stride_qb + h * stride_qh
+    q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    g_base = DOut + b * stride_gb + h * stride_gh
+    dout = load_tile(g_base, q_start, stride_gn, n_q, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    rows = q_start + tl.arange(0, BLOCK_M)
+    at = bh.to(tl.int64) * n_q + rows
+    lse_log2 = tl.load(LseLog2 + at, mask=rows < n_q, other=float("inf"))
+    delta = tl.load(Delta + at, mask=rows < n_q, other=0.0)
+
+    row = 0 if DENSE else b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
+    first, middle, n_partial, n_full = block_list(
+        row_ptr, row_mid, row, n_k, BLOCK_K, BLOCK_N, DENSE
+    )
+    partial_idx = col_idx if DENSE else col_idx + first
+    full_idx = col_idx if DENSE else col_idx + middle
+    partial_tile = tile_idx if DENSE else tile_idx + first
+
+    row_head = 0
+    column_head = 0
+    if DROPOUT:
+        row_head, column_head = head_keys(seed_ptr, bh)
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    FAR: tl.constexpr = FarSums is not None
+    low = tl.zeros([BLOCK_M], tl.float32)
+    high = tl.zeros([BLOCK_M], tl.float32)
+
+    if PARTIAL:
+        for t in tl.range(0, n_partial):
+            if DENSE:
+                start = n_full * BLOCK_N
+                allowed = (start + tl.arange(0, BLOCK_N) < n_k)[None, :]
+            else:
+                start = block_start(partial_idx, t, BLOCK_K, BLOCK_N, False)
+                allowed = tile_bits(
+                    bits, tl.load(partial_tile + t // (BLOCK_K // BLOCK_N)),
+                    q_start % BLOCK_Q, start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, False,
+                )  # fmt: skip
+            k = load_tile(K + k_offset, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+            v = load_tile(V + v_offset, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+            keep = True
+            if DROPOUT:
+                keep = keep_bits(
+                    row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
+                )
+            dq, low, high = q_step(
+                dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed,
+                keep, keep_scale, cap, Slopes, bias, radius, start - first_key,
+                True, FAR, DROPOUT, PRECISION,
+            )  # fmt: skip
+
+    # the index is loaded one tile ahead: a load that an address waits for would cost the pipeline a
+    # stage
+    start = 0
+    if n_full > 0:
+        start = block_start(full_idx, 0, BLOCK_K, BLOCK_N, DENSE)
+    for t in tl.range(0, n_full):
+        next_start = block_start(full_idx, tl.minimum(t + 1, n_full - 1), BLOCK_K, BLOCK_N, DENSE)
+        k = load_full(
+            K + k_offset, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
+        )
+        v = load_full(
+            V + v_offset, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM_V, BLOCK_DV, TMA
+        )
+        keep = True
+        if DROPOUT:
+            keep = keep_bits(
+                row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
+            )
+        dq, low, high = q_step(
+            dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
+            cap, Slopes, bias, radius, start - first_key,
+            False, FAR, DROPOUT, PRECISION,
+        )  # fmt: skip
+        start = next_start
+
+    dq_base = DQ + b * stride_dqb + h * stride_dqh
+    store_tile(dq_base, q_start, stride_dqn, n_q, dq * scale, BLOCK_M, HEAD_DIM, BLOCK_D)
+    if FAR:
+        sums = FarSums + 2 * (tile * (tl.num_programs(0) // n_tiles) + bh)
+        tl.store(sums, tl.sum(low, 0))
+        tl.store(sums + 1, tl.sum(high, 0))

@@ -1,0 +1,288 @@
+"""The operators sparseflash::forward and sparseflash::backward, which torch.compile, autograd and
+opcheck see, and the eager path, which leaves them out where nothing has to see them.
+
+A mask crosses an operator as its key, a schedule made at run time as its tensors and ints. Inside,
+the plan of the call is found in the cache, as in an eager call.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparseflash.backends.protocol import Gradients, Results, Saved, TermTensors, empty_out
+from sparseflash.cache import cache
+from sparseflash.operators import flops
+from sparseflash.plan import Plan, plan_for
+from sparseflash.problem import describe, key_of
+from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
+
+# mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention.
+# Without a schedule both are None: AOTInductor cannot pass an empty list of tensors.
+CALL = (
+    "str mask, Tensor[]? schedule, SymInt[]? numbers, Tensor? seed, Tensor? sink, Tensor? bias,"
+    " Tensor? slopes, float? scale, float dropout_p, bool deterministic, str backend,"
+    " float softcap, bool biased, bool max_scores"
+)
+torch.library.define(
+    "sparseflash::forward",
+    # max_scores is empty where the call does not ask for it
+    f"(Tensor q, Tensor k, Tensor v, {CALL}, bool needs_grad)"
+    " -> (Tensor out, Tensor lse, Tensor max_scores)",
+)
+torch.library.define(
+    "sparseflash::backward",
+    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
+    f" {CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
+)
+N_TERMS = len(TermTensors._fields)
+
+
+def run(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
+    schedule: Schedule | None,
+) -> Results:  # fmt: skip
+    """Return the results of an eager call, differentiable where the plan has a backward.
+
+    The layers of torch.library cost as much as a short kernel takes: an eager call leaves them out.
+    """
+    if plan.run_backward is not None:
+        return Results(*_Attention.apply(q, k, v, seed, *terms, schedule, plan))
+    with no_autocast(q):
+        return plan.forward(q, k, v, seed, terms, schedule)
+
+
+def call_operator(
+    q: Tensor, k: Tensor, v: Tensor, mask: str, schedule: Schedule | None, seed: Tensor | None,
+    terms: TermTensors, options: tuple[Any, ...], needs_grad: bool,
+) -> Results:  # fmt: skip
+    """Run the call through the registered operator and return its results."""
+    flat = as_tensors(schedule) if schedule is not None else (None, None)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        found = _Functional.apply(q, k, v, seed, *terms, *(flat[0] or ()), (mask, flat[1], options))
+    else:
+        call = mask, *flat, seed, *terms, *options, needs_grad
+        found = torch.ops.sparseflash.forward(q, k, v, *call)
+    out, lse, max_scores = found
+    return Results(out, lse, max_scores if options[-1] else None)
+
+
+def plain(*tensors: Any) -> bool:
+    """Whether no compiler, tracer, transform, dispatch mode or subclass has to see an operator."""
+    for t in tensors:
+        if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+            return False
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._len_torch_dispatch_stack():
+        flops.register()
+        return False
+    return not (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def no_autocast(q: Tensor):
+    """Return a context without autocast: a backend picks its own precisions."""
+    device = q.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
+
+
+_NOTHING = nullcontext()
+
+
+class _Attention(torch.autograd.Function):
+    """The two directions of a plan under autograd alone."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, seed, *rest):  # type: ignore[override]
+        *terms, schedule, plan = rest
+        with no_autocast(q):
+            out, lse, max_scores = plan.forward(q, k, v, seed, TermTensors(*terms), schedule)
+        ctx.save_for_backward(q, k, v, out, lse, seed, *terms)
+        ctx.set_materialize_grads(False)
+        if max_scores is not None:
+            ctx.mark_non_differentiable(max_scores)
+        ctx.schedule, ctx.plan = schedule, plan
+        return out, lse, max_scores
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _):  # type: ignore[override]
+        q, k, v, out, lse, seed, *terms = ctx.saved_tensors
+        saved = Saved(q, k, v, out, lse, seed, TermTensors(*terms))
+        if dout is None:
+            dout = torch.zeros_like(saved.out)
+        if torch.is_grad_enabled() or not plain(dout, *saved[:3]):
+            # create_graph=True: the operator refuses a second derivative when one is taken
+            problem, schedule = ctx.plan.problem, ctx.schedule
+            flat = as_tensors(schedule) if schedule is not None else (None, None)
+            mask = problem.mask if isinstance(problem.mask, str) else ""
+            gradients = torch.ops.sparseflash.backward(
+                dout, dlse, *saved[:5], mask, *flat, saved.seed, *saved.terms, *problem.options
+            )
+        else:
+            gradients = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
+        return *_with_seed(gradients, saved.terms), None, None
+
+
+class _Functional(torch.autograd.Function):
+    """The operators as the transforms of torch.func take them."""
+
+    @staticmethod
+    def forward(q, k, v, *rest):  # type: ignore[override]
+        return torch.ops.sparseflash.forward(q, k, v, *_call(*rest), True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.call = inputs
+        out, lse, max_scores = output
+        ctx.mark_non_differentiable(max_scores)
+        ctx.save_for_backward(out, lse, *tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _):  # type: ignore[override]
+        out, lse, q, k, v, *rest = ctx.saved_tensors
+        if dout is None:
+            dout = torch.zeros_like(out)
+        gradients = _FunctionalBackward.apply(dout, dlse, q, k, v, out, lse, *rest, ctx.call)
+        terms, schedule = rest[1 : 1 + N_TERMS], rest[1 + N_TERMS :]
+        return *_with_seed(gradients, terms), *(None for _ in schedule), None
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        return _mapped(_Functional, info, in_dims, inputs)
+
+
+class _FunctionalBackward(torch.autograd.Function):
+    """Their gradients, which have none of their own."""
+
+    @staticmethod
+    def forward(dout, dlse, q, k, v, out, lse, *rest):  # type: ignore[override]
+        return torch.ops.sparseflash.backward(dout, dlse, q, k, v, out, lse, *_call(*rest))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[override]
+        refuse_second_derivative(ctx, *gradients)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        return _mapped(_FunctionalBackward, info, in_dims, inputs)
+
+
+def _call(seed: Tensor | None, *rest: Any) -> tuple[Any, ...]:
+    """Return the arguments of an operator after q, k and v, or lse; rest: terms, schedule,
+    constants.
+    """
+    *tensors, (mask, numbers, options) = rest
+    return mask, tensors[N_TERMS:] or None, numbers, seed, *tensors[:N_TERMS], *options
+
+
+def _with_seed(gradients: Sequence[Any], terms: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Those of q, k, v, seed and terms; `gradients` has some tensor for a term that is None."""
+    of_terms = zip(terms, (*gradients[3:], None), strict=True)  # none of the slopes
+    return *gradients[:3], None, *(None if t is None else d for t, d in of_terms)
+
+
+def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]):
+    """Return what torch.vmap makes of a function: its calls one by one, stacked."""
+    results = []
+    for i in range(info.batch_size):
+        one = (
+            x.select(dim, i).contiguous() if isinstance(dim, int) else x
+            for x, dim in zip(inputs, in_dims, strict=True)
+        )  # fmt: skip
+        results.append(function.apply(*one))
+    return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+
+
+def _run_backward(
+    plan: Plan, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule | None
+) -> Gradients:
+    if dout.stride(-1) != 1:
+        dout = dout.contiguous()
+    with no_autocast(saved.q):
+        return plan.backward(dout, dlse, saved, schedule)
+
+
+def _find_plan(
+    qkv: tuple[Tensor, Tensor, Tensor], mask: str, tensors: list[Tensor] | None,
+    numbers: list[int] | None, options: tuple[Any, ...], needs_grad: bool,
+) -> tuple[Plan, Schedule | None]:  # fmt: skip
+    """Return the plan of an operator's call, and the schedule that it brings."""
+    schedule = from_tensors(tensors, numbers) if tensors and numbers else None
+    call = *qkv, schedule.facts if schedule else mask or None, options, needs_grad
+    plan = cache.get(key_of(*call))
+    return plan or plan_for(describe(*call), schedule=schedule), schedule
+
+
+@torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
+def _forward(q, k, v, mask, schedule, numbers, seed, *call):
+    *options, needs_grad = call[N_TERMS:]
+    plan, made = _find_plan((q, k, v), mask, schedule, numbers, tuple(options), needs_grad)
+    with no_autocast(q):
+        found = plan.forward(q, k, v, seed, TermTensors(*call[:N_TERMS]), made)
+    return tuple(q.new_empty(0, dtype=found.lse.dtype) if t is None else t for t in found)
+
+
+@torch.library.impl("sparseflash::backward", ("CPU", "CUDA"))
+def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
+    terms, options = call[:N_TERMS], call[N_TERMS:]
+    plan, made = _find_plan((q, k, v), mask, schedule, numbers, options, True)
+    saved = Saved(q, k, v, out, lse, seed, TermTensors(*terms))
+    gradients = _run_backward(plan, dout, dlse, saved, made)
+    return tuple(q.new_empty(0) if t is None else t for t in gradients)
+
+
+@torch.library.register_fake("sparseflash::forward")
+def _forward_fake(q, k, v, *call):
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    *_, wanted, _needs_grad = call
+    lse = q.new_empty(q.shape[:3], dtype=dtype)
+    return empty_out(q, v), lse, torch.empty_like(lse) if wanted else lse.new_empty(0)
+
+
+@torch.library.register_fake("sparseflash::backward")
+def _backward_fake(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
+    of_terms = (q.new_empty(0) if t is None else torch.empty_like(t) for t in call[:2])
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *of_terms
+
+
+def _save(ctx, inputs, output):
+    q, k, v, mask, schedule, numbers, seed, *rest, _needs_grad = inputs
+    out, lse, max_scores = output
+    ctx.mark_non_differentiable(max_scores)
+    ctx.save_for_backward(q, k, v, out, lse, seed, *rest[:N_TERMS], *(schedule or ()))
+    ctx.set_materialize_grads(False)
+    ctx.constants = mask, numbers, rest[N_TERMS:]
+
+
+def _differentiate(ctx, dout, dlse, _):
+    q, k, v, out, lse, *rest = ctx.saved_tensors
+    terms, schedule = rest[1 : 1 + N_TERMS], rest[1 + N_TERMS :]
+    if dout is None:
+        dout = torch.zeros_like(out)
+    gradients = torch.ops.sparseflash.backward(
+        dout, dlse, q, k, v, out, lse, *_call(*rest, ctx.constants)
+    )
+    dq, dk, dv, *others = _with_seed(gradients, terms)
+    no_options = (None for _ in (*ctx.constants[2], "needs_grad"))
+    return dq, dk, dv, None, [None] * len(schedule) or None, None, *others, *no_options
+
+
+def refuse_second_derivative(ctx, *gradients):
+    raise RuntimeError(
+        "sparseflash has no second derivatives; take its gradients without create_graph=True"
+    )
+
+
+torch.library.register_autograd("sparseflash::forward", _differentiate, setup_context=_save)
+torch.library.register_autograd("sparseflash::backward", refuse_second_derivative)

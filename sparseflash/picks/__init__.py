@@ -1,0 +1,1 @@
+"""Attention to key blocks that each query picks for itself."""

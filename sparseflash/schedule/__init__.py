@@ -1,0 +1,1 @@
+"""Schedules: which blocks a kernel walks over, and the same cut to its tiles."""

@@ -1,0 +1,122 @@
+"""Schedules of selections, and attention with them, against those of the exact block mask."""
+
+import numpy as np
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash import select
+from sparseflash.dynamic.lists import lists_torch, schedule_from_selection
+from sparseflash.schedule.blocks import as_tensors, from_tensors, schedule_for
+from sparseflash.testing import assert_close, make_qkv
+from tests.sparseflash.walks import walked
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SELECTORS = {
+    "top_k": select.top_k(2, block_size=(16, 32)),
+    "mass": select.mass(0.6, block_size=(32, 16), within=masks.causal(), always=masks.local(0)),
+    "moba": select.moba(32, 2, 16),
+    "union": select.moba(32, 2, 16, union=True),
+    "nsa": select.nsa(3, 16, 32, capacity=50),
+    "antidiagonal": select.antidiagonal(16, 0.5, 16, within=masks.sliding(60)),
+}
+
+
+@pytest.mark.parametrize("selector", SELECTORS.values(), ids=SELECTORS)
+@pytest.mark.parametrize("n", [96, 75])
+def test_lists_hold_the_selection(selector, n):
+    q, k, _ = make_qkv(2, 4, n, n, 16, kv_heads=2)
+    for picked in (selector(q, k), selector(q, k) | masks.local(5)):
+        schedule = schedule_from_selection(picked, n, n, 2, 4, "cpu")
+        assert from_tensors(*as_tensors(schedule)).dynamic is True
+        expected = picked.to_block_mask().to_dense().reshape(-1, n, n)
+        for by_row in (True, False):
+            seen, n_partial = walked(schedule, by_row=by_row)
+            assert np.array_equal(seen, expected) and n_partial <= schedule.n_partial
+
+
+@pytest.mark.parametrize("n_k, partial", [(96, False), (95, True)])
+def test_whole_blocks_need_no_masking(n_k, partial):
+    q, k, _ = make_qkv(1, 2, 64, n_k, 16)
+    picked = select.top_k(2, block_size=32)(q, k)
+    schedule = schedule_from_selection(picked, 64, n_k, 1, 2, "cpu")
+    assert (schedule.n_partial > 0) == partial
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (1, 40, 70), (1, 1, 300)])
+@pytest.mark.parametrize("n_tiles", [0, 4])
+def test_kernels_make_the_same_lists(n_tiles, shape, monkeypatch):
+    kernels = pytest.importorskip("sparseflash.dynamic.kernels")
+    monkeypatch.setattr(kernels, "_LISTS", 16)  # several steps for small problems too
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(-2, n_tiles, shape, generator=generator, dtype=torch.int32).to(DEVICE)
+    for cut in ((False, False), (True, False), (True, True)):
+        given = codes, n_tiles, codes.numel(), cut
+        for found, by_row in zip(kernels.block_lists(*given), (True, False), strict=True):
+            expected = lists_torch(*given, by_row=by_row)
+            used = int(expected.ptr[-1])
+            assert torch.equal(found.ptr, expected.ptr) and torch.equal(found.mid, expected.mid)
+            assert torch.equal(found.idx[:used], expected.idx[:used])
+            assert torch.equal(found.tile[:used], expected.tile[:used])
+
+
+def run(q, k, v, mask, backend):
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    out = sparseflash.attention(*leaves, mask, backend=backend)
+    assert isinstance(out, torch.Tensor)
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    return out, *torch.autograd.grad(out, leaves, dout)
+
+
+@pytest.mark.parametrize("selector", SELECTORS.values(), ids=SELECTORS)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_attention(selector, backend):
+    qkv = make_qkv(2, 4, 75, 75, 16, kv_heads=2)
+    picked = selector(*qkv[:2])
+    expected = run(*(t.double() for t in qkv), picked.to_block_mask(), "reference")
+    for a, b, what in zip(run(*qkv, picked, backend), expected, "oqkv", strict=True):
+        assert_close(a, b, name=what)
+
+
+def test_attention_in_triton():
+    pytest.importorskip("triton")
+    qkv = make_qkv(1, 2, 50, 50, 16, kv_heads=1, device=DEVICE)
+    picked = select.top_k(2, block_size=16)(*qkv[:2]) & masks.causal() | masks.sliding(3)
+    expected = run(*qkv, picked.to_block_mask(), "reference")
+    for a, b, what in zip(run(*qkv, picked, "triton"), expected, "oqkv", strict=True):
+        assert_close(a, b.double(), name=what)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_plan_stands_for_its_selection(backend):
+    q, k, v = make_qkv(2, 4, 75, 75, 16, kv_heads=2)
+    picked = SELECTORS["union"](q, k) & masks.local(30)
+    plan = sparseflash.plan(picked, q, k, v, backend=backend)
+    found, expected = (run(q, k, v, mask, backend) for mask in (plan, picked))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    with pytest.raises(ValueError, match="75 queries and 75 keys, q and k have 32 and 75"):
+        sparseflash.attention(q[:, :, :32], k, v, plan)
+    with pytest.raises(ValueError, match="the plan is on meta, q on cpu: plan from q"):
+        sparseflash.attention(q, k, v, plan._replace(bits=plan.bits.to("meta")))
+
+
+def test_selection_of_other_inputs_is_refused():
+    q, k, v = make_qkv(2, 2, 64, 64, 16)
+    picked = select.top_k(2, block_size=16)(q, k)
+    with pytest.raises(ValueError, match="64 queries and 64 keys, q and k have 32 and 64"):
+        sparseflash.attention(q[:, :, :32], k, v, picked)
+    with pytest.raises(ValueError, match="batch 2 and heads 2, q has 1 and 2"):
+        sparseflash.attention(q[:1], k[:1], v[:1], picked)
+    for device in ("meta", "cpu:1"):
+        with pytest.raises(ValueError, match=f"the selection is on cpu, q on {device}"):
+            schedule_from_selection(picked, 64, 64, 2, 2, device)
+
+
+def test_the_schedule_of_a_mask_is_the_same():
+    q, k, _ = make_qkv(1, 1, 80, 80, 16)
+    picked = select.top_k(1.0, block_size=16, within=masks.local(20))(q, k)
+    ours = schedule_from_selection(picked, 80, 80, 1, 1, "cpu")
+    theirs = schedule_for(masks.local(20), 80, 80, 1, 1, "cpu", 16)
+    for a, b in zip((*ours.rows, *ours.cols), (*theirs.rows, *theirs.cols), strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,120 @@
+"""What comes before and after the passes of a backward, in Triton's interpreter."""
+
+import pytest
+import torch
+
+from sparseflash.kernels.hopper.prepare import backward_finish, backward_start
+from sparseflash.kernels.portable.backward_prepare import backward_prepare
+from sparseflash.testing import make_qkv
+from tests.op_cases import INTERPRETED
+
+pytestmark = INTERPRETED
+
+BATCH, HEADS, N, N_PAD = 2, 3, 70, 128
+SINK = torch.tensor([90.0, -1.5, -torch.inf])  # e^90 is beyond float32
+
+
+def rows(dim, with_dlse):
+    """out, dout, lse with empty rows, dlse; their strides; delta in float64, 0 for empty rows."""
+    out, dout, _ = make_qkv(BATCH, HEADS, N, N, dim)
+    generator = torch.Generator().manual_seed(dim)
+    lse = 5 * torch.randn(BATCH, HEADS, N, generator=generator)
+    lse[:, :, ::9] = -torch.inf
+    dlse, strides = None, (0, 0, 0)
+    delta = (out.double() * dout.double()).sum(-1)
+    if with_dlse:
+        dlse = torch.randn(BATCH, N, HEADS, generator=generator).transpose(1, 2)
+        strides = dlse.stride()
+        delta -= dlse.double()
+        dlse[lse == -torch.inf] = torch.nan  # nobody may look at it
+    strides = *out.stride()[:3], *dout.stride()[:3], *strides
+    return (out, dout, lse, dlse), strides, delta.masked_fill(lse == -torch.inf, 0.0)
+
+
+def with_sink(lse):
+    """The same LSE with the sinks, but for its empty rows, which only a sink of -inf has."""
+    return torch.logaddexp(lse, SINK[:, None]).masked_fill(lse == -torch.inf, -torch.inf)
+
+
+def base_2(lse):
+    """The LSE in base 2, in float64; +inf for an empty row."""
+    log2 = lse.double() / torch.log(torch.tensor(2.0, dtype=torch.float64))
+    return log2.masked_fill(lse == -torch.inf, torch.inf)
+
+
+def sink_gradient(lse, delta):
+    """(H,) in float64."""
+    p = (SINK.double()[:, None] - lse.double()).exp().masked_fill(lse == -torch.inf, 0.0)
+    return -(p * delta).sum((0, 2))
+
+
+@pytest.mark.parametrize("with_dlse", [False, True])
+@pytest.mark.parametrize("dim", [16, 13])
+def test_delta_and_the_lse_in_base_2(dim, with_dlse):
+    inputs, strides, expected = rows(dim, with_dlse)
+    lse = inputs[2]
+    delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
+    n_tiles = -(-N // 64)
+    backward_prepare[(n_tiles * BATCH * HEADS,)](
+        *inputs, delta, lse_log2, None, None, *strides, N, n_tiles, HEADS,
+        HEAD_DIM=dim, BLOCK_D=16, BLOCK_M=64, LSE_GRAD=with_dlse,
+    )  # fmt: skip
+    torch.testing.assert_close(delta.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse_log2.double(), base_2(lse), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("clear", [False, True])
+@pytest.mark.parametrize("with_dlse", [False, True])
+def test_what_the_hopper_passes_need_of_every_query(with_dlse, clear):
+    dim = 13
+    inputs, strides, delta = rows(dim, with_dlse)
+    neg_delta, lse_log2 = torch.empty(2, BATCH, HEADS, N_PAD).unbind()
+    counters = torch.full((2,), 7, dtype=torch.int32)
+    dq_sum = torch.empty(BATCH, HEADS, N_PAD, 32) if clear else None
+    backward_start[(BATCH * HEADS * N_PAD // 64,)](
+        *inputs, neg_delta, lse_log2, counters, dq_sum, None, None, *strides,
+        N, N_PAD, HEADS,
+        HEAD_DIM=dim, BLOCK_D=16, DQ_BLOCK_D=32, BLOCK_M=64, LSE_GRAD=with_dlse, CLEAR=clear,
+    )  # fmt: skip
+    assert (neg_delta[:, :, N:] == 0).all() and (lse_log2[:, :, N:] == torch.inf).all()
+    torch.testing.assert_close(neg_delta[:, :, :N].double(), -delta, rtol=1e-5, atol=1e-5)
+    lse = inputs[2]
+    torch.testing.assert_close(lse_log2[:, :, :N].double(), base_2(lse), rtol=1e-6, atol=1e-6)
+    assert dq_sum is None or (dq_sum == 0).all()
+    assert counters.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("with_dlse", [False, True])
+@pytest.mark.parametrize("kernel", [backward_prepare, backward_start])
+def test_the_gradient_of_the_sink_by_tiles(kernel, with_dlse):
+    """Its own place for every tile: nothing has to be cleared, and the sum has one order."""
+    (out, dout, lse, dlse), strides, delta = rows(16, with_dlse)
+    lse, n_tiles = with_sink(lse), N_PAD // 64
+    of_rows = torch.empty(2, BATCH, HEADS, N_PAD).unbind()  # what the test above looks at
+    sums = torch.full((BATCH, HEADS, n_tiles), torch.nan)
+    options = {"HEAD_DIM": 16, "BLOCK_D": 16, "BLOCK_M": 64, "LSE_GRAD": with_dlse}
+    if kernel is backward_prepare:
+        args = *of_rows, SINK, sums, *strides, N, n_tiles, HEADS
+    else:
+        counters = torch.empty(2, dtype=torch.int32)
+        args = *of_rows, counters, None, SINK, sums, *strides, N, N_PAD, HEADS
+        options |= {"DQ_BLOCK_D": 16, "CLEAR": False}
+    kernel[(BATCH * HEADS * n_tiles,)](out, dout, lse, dlse, *args, **options)
+    expected = sink_gradient(lse, delta)
+    assert expected[:2].abs().min() > 0.01 and expected[2] == 0
+    torch.testing.assert_close(sums.sum((0, 2)).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [64, 40])
+def test_dq_comes_out_of_the_order_of_the_registers(dim):
+    width, scale = 64, 0.25
+    dq, _, _ = make_qkv(BATCH, HEADS, N_PAD, N_PAD, width)
+    # slab of 16 rows, half of it, row in 8; 8 columns, column pair, column in the pair
+    slabs = dq.view(BATCH * HEADS, N_PAD // 16, 2, 8, width // 8, 4, 2)
+    dq_sum = slabs.permute(0, 1, 4, 3, 5, 2, 6).contiguous()
+    result = torch.empty(BATCH, N, HEADS, dim).transpose(1, 2)
+    backward_finish[(BATCH * HEADS * N_PAD // 64,)](
+        dq_sum, result, *result.stride()[:3], N, N_PAD, HEADS, scale,
+        HEAD_DIM=dim, BLOCK_D=width, BLOCK_M=64,
+    )  # fmt: skip
+    torch.testing.assert_close(result, dq[:, :, :N, :dim] * scale, rtol=0, atol=0)
