@@ -19,7 +19,7 @@ from sparseflash.arguments import (
     wants_grad,
 )
 from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS, Results, TermTensors
-from sparseflash.backends.registry import NAMES, note, reasons
+from sparseflash.backends.registry import NAMES, reasons
 from sparseflash.cache import cache
 from sparseflash.checks import (
     check_extents,
@@ -249,8 +249,6 @@ def explain(
         lines.append(f"{direction}: {chosen or 'none can run it'}")
         for name, reason in why_not.items():
             answer = "chosen" if name == chosen else reason or "could run this"
-            if reason is None and (remark := note(name, problem)):
-                answer += f"; {remark}"
             lines.append(f"  {name}: {answer}")
     return "\n".join(lines)
 

@@ -36,11 +36,6 @@ def reasons(problem: Problem, direction: Direction) -> dict[str, str | None]:
     return {name: backend.unsupported(problem, direction) for name, backend in BACKENDS.items()}
 
 
-def note(name: str, problem: Problem) -> str | None:
-    """Return what a user should know of a backend that can run a problem, or None."""
-    return hopper.note(problem.device) if name == "hopper" else None
-
-
 def choose(problem: Problem, direction: Direction) -> Backend:
     """Return the backend that the problem names, or for "auto" the first that can run this
     direction.

@@ -7,12 +7,12 @@ from functools import cache
 
 import torch
 
-from sparseflash.backends.hopper import versions
 from sparseflash.backends.hopper.backward import Backward, backward_form
 from sparseflash.backends.hopper.forward import Forward, forward_spec, forward_tiles_for
 from sparseflash.backends.hopper.tma import ALIGNED, not_copied
 from sparseflash.backends.protocol import Direction
 from sparseflash.kernels.common.device import nvidia_capability, told
+from sparseflash.kernels.common.versions import untested
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, ScheduleFacts
 from sparseflash.schedule.tile_lists import indivisible
@@ -66,19 +66,14 @@ def _missing(device: torch.device) -> str | None:
     capability = nvidia_capability(device)
     if capability != (9, 0):
         return f"it needs a Hopper GPU, compute capability 9.0; {told(capability)}"
-    return gluon_missing() or versions.refused(_triton(), device)
-
-
-def note(device: torch.device) -> str | None:
-    """Return what a user should know where the kernels do run on a CUDA device, or None."""
-    return versions.note(_triton(), device)
+    return gluon_missing()
 
 
 @cache
 def gluon_missing() -> str | None:
     """Why the kernels cannot be compiled here, or None."""
     try:
-        if reason := versions.too_old(_triton()):
+        if reason := untested(_triton()):
             return reason
         from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma  # noqa: F401
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: F401

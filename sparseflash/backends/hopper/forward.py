@@ -1,7 +1,5 @@
 """The forward of the hopper backend."""
 
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +33,6 @@ class Forward:
     def __init__(self, problem: Problem, schedule: Schedule | None):
         from sparseflash.kernels.hopper.forward import attention_forward
         from sparseflash.kernels.hopper.gluon import HOISTS
-        from sparseflash.kernels.hopper.joined import VERSION, is_joined, joined_products
         from sparseflash.kernels.hopper.merge_parts import merge_parts
 
         facts = None if schedule is None else schedule.facts
@@ -49,10 +46,7 @@ class Forward:
         self.keep_q = not self.dropout_p and keeps_q(self.tiles, *dims, hoists=HOISTS.value)
         self.programs = sms * self.tiles.programs
         self.specs = (forward_spec(problem, self.tiles, sms),)
-        columns = columns_in_use(problem.head_dim_v)
-        self.joined = VERSION if is_joined(columns) else 0
-        compiling = partial(joined_products, [columns]) if self.joined else nullcontext
-        self._launch = Launch(attention_forward, static=static, compiling=compiling)
+        self._launch = Launch(attention_forward, static=static)
         self._merge = Launch(merge_parts, static=static)
         self._lse = {"size": problem.q_shape[:3], "dtype": torch.float32, "device": problem.device}
         self._device = problem.device
@@ -100,7 +94,6 @@ class Forward:
             "BLOCK_DV": tiles.width_v, "COLUMNS": columns,
             "COLUMNS_V": columns_v, "PARTIAL": lists.partial,
             "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0, "DRAIN": tiles.drain,
-            "JOINED": self.joined,
             "PAIRS": tiles.pairs, "KEEP_Q": self.keep_q and not lists.n_parts, **_registers(tiles),
         }  # fmt: skip
         return (min(self.programs, n_bh * lists.n_items),), args, options

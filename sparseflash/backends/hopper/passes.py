@@ -1,8 +1,5 @@
 """The kernels of the Hopper backward, and how they are launched. Needs Triton with Gluon."""
 
-from collections.abc import Collection
-from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +21,6 @@ from sparseflash.kernels.hopper.configs import (
     side_by_side,
 )  # fmt: skip
 from sparseflash.kernels.hopper.gluon import HOISTS
-from sparseflash.kernels.hopper.joined import VERSION, is_joined, joined_products
 from sparseflash.kernels.hopper.merge_parts import backward_merge
 from sparseflash.kernels.hopper.prepare import backward_finish, backward_start
 from sparseflash.problem import Problem
@@ -114,16 +110,12 @@ class Finish:
 class _Pass:
     """What both passes share: tiles, options, and the merging of split tiles."""
 
-    def __init__(
-        self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool,
-        joined: Collection[int] = (),
-    ):  # fmt: skip
+    def __init__(self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool):
         self.problem, self.tiles, self.static = problem, tiles, static
         self.scale_log2 = scale_log2(problem.scale)
         self.head_dim, self.dim_v = map(tiles.extent, (problem.head_dim, problem.head_dim_v))
         self.programs = multiprocessors(problem.device) * tiles.programs
-        compiling = partial(joined_products, joined) if joined else nullcontext
-        self.launch = Launch(kernel, static=static, compiling=compiling)
+        self.launch = Launch(kernel, static=static)
         self.merges = {first: Launch(backward_merge, static=static) for first in (0, self.head_dim)}
 
     def scalars(self) -> tuple[float, int, float]:
@@ -176,10 +168,7 @@ class ColumnPass(_Pass):
     """dk and dv, by key tiles."""
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
-        of = {tiles.columns(problem.head_dim), tiles.columns(problem.head_dim_v)}
-        joined = list(filter(is_joined, of))
-        self.joined = VERSION if joined else 0
-        super().__init__(problem, tiles, backward_cols, static=static, joined=joined)
+        super().__init__(problem, tiles, backward_cols, static=static)
         columns = columns_in_use(max(problem.head_dim, problem.head_dim_v))
         self.keep_kv = keeps_kv(tiles, columns, hoists=HOISTS.value)
 
@@ -219,7 +208,7 @@ class ColumnPass(_Pass):
                 "KV_STAGES": tiles.ring, "GROUPED": lists.group > 1,
                 "PARTIAL": lists.partial or k.shape[2] % major > 0,
                 "WITH_DQ": dq_sum is not None, "LATE": 4,
-                "KEEP_KV": dq_sum is not None and self.keep_kv, "JOINED": self.joined,
+                "KEEP_KV": dq_sum is not None and self.keep_kv,
             }  # fmt: skip
             return (min(self.programs, n_bh * lists.n_items),), args, options
 

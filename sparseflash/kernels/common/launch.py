@@ -14,7 +14,7 @@ and under a profiler's launch hooks, every launch is an ordinary one.
 
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
@@ -30,7 +30,6 @@ _MAX_REPEATS = 64  # of a launch: layouts of gradients
 _MAX_MAPS = 64  # of an argument: torch's allocator returns to a few addresses
 _MAX_LAUNCHES = 512  # without a plan that are known
 
-Compiling = Callable[[], AbstractContextManager[None]]
 Arguments = Callable[[], tuple[tuple[int, ...], Sequence[Any], dict[str, Any]]]
 
 
@@ -38,12 +37,11 @@ class Launch:
     """One kernel launch of a plan: kernel[grid](*args, **options), again and again.
 
     All calls must have the same grid, arguments and options, but for the addresses of tensors and
-    for what `layout` tells. static: the lists are the same tensors in every call. compiling: makes
-    a context for launches that may compile.
+    for what `layout` tells. static: the lists are the same tensors in every call.
     """
 
-    def __init__(self, kernel: Any, *, static: bool, compiling: Compiling = nullcontext):
-        self._kernel, self._static, self._compiling = kernel, static, compiling
+    def __init__(self, kernel: Any, *, static: bool):
+        self._kernel, self._static = kernel, static
         self._repeats: dict[tuple[Hashable, tuple[int, ...]], _Repeat | None] = {}
 
     def __call__(
@@ -76,8 +74,7 @@ class Launch:
             grid, args, options = arguments()
             everything = (*tensors, *lists) if self._static else tensors
             places = _places(args, everything)
-            with self._compiling():
-                compiled = self._kernel[grid](*args, **options, **FUSED)
+            compiled = self._kernel[grid](*args, **options, **FUSED)
             # the interpreter, which takes tensors on a GPU too, has compiled nothing
             if device < 0 or compiled is None or (layout, misaligned) in self._repeats:
                 return

@@ -295,16 +295,16 @@ def attention_forward(
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr, K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, COLUMNS: gl.constexpr,
     COLUMNS_V: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
-    DRAIN: gl.constexpr, PAIRS: gl.constexpr, KEEP_Q: gl.constexpr, JOINED: gl.constexpr,
+    DRAIN: gl.constexpr, PAIRS: gl.constexpr, KEEP_Q: gl.constexpr,
     REGISTERS: gl.constexpr, FEED_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """q (B, H_q, N_q, D), k (B, H_kv, N_k, D), v (B, H_kv, N_k, D_v) -> out (B, H_q, N_q, D_v) and
-    lse (B, H_q, N_q), and the row maxima like lse, unless max_ptr is None. BLOCK_D and BLOCK_DV are
-    the padded head dims, COLUMNS and COLUMNS_V what is multiplied of them, JOINED not 0 under
-    `joined_products`. Tiles are BLOCK_M queries of each of HEADS heads, 64 to a consumer, x BLOCK_N
-    keys; K and V have rings of K_STAGES and V_STAGES of them, with PAIRS one for both. Parts of a
-    split tile go to part_out (B * H_q, n_parts, BLOCK_M, BLOCK_DV), part_lse and part_max, for
-    `merge_parts`.
+    lse (B, H_q, N_q), and the row maxima like lse, unless max_ptr is None.
+
+    BLOCK_D and BLOCK_DV are the padded head dims, COLUMNS and COLUMNS_V what is multiplied of them.
+    Tiles are BLOCK_M queries of each of HEADS heads, 64 to a consumer, x BLOCK_N keys; K and V have
+    rings of K_STAGES and V_STAGES of them, with PAIRS one for both. Parts of a split tile go to
+    part_out (B * H_q, n_parts, BLOCK_M, BLOCK_DV), part_lse and part_max, for `merge_parts`.
     """
     gl.static_assert(num_warps == 4)
     DTYPE: gl.constexpr = q_desc.dtype

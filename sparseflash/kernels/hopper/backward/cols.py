@@ -258,7 +258,7 @@ def backward_cols(
     STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
     GROUPED: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
     WITH_DQ: gl.constexpr, COLUMNS: gl.constexpr, COLUMNS_V: gl.constexpr, LATE: gl.constexpr,
-    KEEP_KV: gl.constexpr, JOINED: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    KEEP_KV: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """dk (B, H_kv, N_k, D), dv (B, H_kv, N_k, D_v) and, WITH_DQ, what is added to dq. Tiles are
     BLOCK_M queries x 64 * CONSUMERS keys; lse_log2 and neg_delta (B, H_q, n_pad) come from
