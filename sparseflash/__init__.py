@@ -11,7 +11,7 @@ if found and (not found.submodule_search_locations or not find_spec("masks.block
         "give that file or folder another name"
     )
 
-from sparseflash import cost, select
+from sparseflash import select
 from sparseflash.attention import attention, explain, plan
 from sparseflash.cache import clear_cache
 from sparseflash.decoding.call import decode
@@ -24,7 +24,6 @@ __all__ = [
     "Terms",
     "attention",
     "clear_cache",
-    "cost",
     "decode",
     "explain",
     "plan",

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 import masks
+from experiments.bench.cost import Shape
 from experiments.common.checks import choose, whole_number
 from masks.patterns.bands import Band
-from sparseflash.cost import Shape
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 FULL = -1  # code of a full block in masks.BlockMask; 0, 1, ... are the numbers of bit tiles
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def shape(self) -> Shape:
-        """What `sparseflash.cost` takes."""
+        """What `cost` takes."""
         extents = self.batch, self.heads, self.kv_heads, self.n_q, self.n_k
         return Shape(*extents, self.head_dim, self.value_dim, DTYPES[self.dtype].itemsize)
 

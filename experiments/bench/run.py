@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from experiments.bench.cases import DENSE, DTYPES, LAYOUTS, Case
+from experiments.bench.cost import CEILINGS, cost, ideal, measure_ceilings
 from experiments.bench.gate import Gate
 from experiments.bench.grids import GRIDS, make_grid
 from experiments.bench.provider import DIRECTIONS, Attention
@@ -21,7 +22,6 @@ from experiments.common.config import check, option
 from experiments.common.devices import device_name
 from experiments.common.provenance import now
 from experiments.common.rows import OK, Row, Rows, clocks
-from sparseflash.cost import CEILINGS, cost, ideal, measure_ceilings
 
 KEY = (
     "provider direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout "

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from experiments.bench.cases import DENSE, DTYPES, Case
+from experiments.bench.cost import cost
 from experiments.bench.counters import READ, WRITTEN, counted, under_ncu
+from experiments.bench.formulas import flops, standard_accesses
 from experiments.bench.gate import Gate
 from experiments.bench.providers import SparseFlash
 from experiments.common.rows import OK, Found, Row
@@ -23,7 +25,6 @@ from experiments.studies import methods, runner
 from experiments.studies.methods import METHODS, Setting, compiled
 from experiments.studies.runner import Run, choices, latest
 from experiments.studies.step import Step, draw, time_call
-from sparseflash.cost import cost, flops, standard_accesses
 
 KEY = "part method batch heads n head_dim dtype block".split()
 SOURCES = methods.SOURCES

@@ -18,13 +18,13 @@ import torch
 import yaml
 
 from experiments.bench.cases import Case
+from experiments.bench.cost import CEILINGS, cost, ideal
 from experiments.bench.counters import READ, TIME, WRITTEN, Kernels, counted, ncu, under_ncu
 from experiments.bench.grids import make_grid
 from experiments.bench.run import Bench, Measurement
 from experiments.common.checks import as_list
 from experiments.common.devices import device_name
 from experiments.common.tables import aligned
-from sparseflash.cost import CEILINGS, cost, ideal
 
 L2, TENSOR = "lts__t_bytes.sum", "sm__inst_executed_pipe_tensor"
 LISTS = ("mask", "seq_len", "block_size")

@@ -3,13 +3,13 @@
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from masks import Mask
+from masks import BlockMask, Mask
 from masks.spec import find
-from sparseflash.cost import Shape, cost
 
 
 def register() -> None:
@@ -38,18 +38,28 @@ def _count(
     Those of a schedule are its entries, which for a selection are at most so many. A backward has
     five products for two of the forward, whatever a kernel repeats.
     """
-    (batch, heads, n_q, d), (_, kv_heads, n_k, d_v) = q.shape, v.shape
-    shape = Shape(batch, heads, kv_heads, n_q, n_k, d, d_v, itemsize=q.itemsize)
+    (batch, heads, n_q, d), (_, _, n_k, d_v) = q.shape, v.shape
+    pairs = n_q * n_k
     if schedule and numbers:
         block_q, block_k, own_batch, own_heads = numbers[:4]
-        pairs = min(n_q, block_q) * min(n_k, block_k) * schedule[2].shape[0]
-        dense = cost(shape, None, direction)
-        share = pairs * (batch * heads) / (own_batch * own_heads) / dense.pairs
-        return round(dense.flops * share)
-    blocks = find(mask) if mask else None
-    if isinstance(blocks, Mask):
-        blocks = blocks.build(n_q, n_k, heads=heads if blocks.per_head else None)
-    return round(cost(shape, blocks, direction).flops)
+        entries = schedule[2].shape[0]
+        pairs = min(n_q, block_q) * min(n_k, block_k) * entries / (own_batch * own_heads)
+    elif mask:
+        blocks = find(mask)
+        if isinstance(blocks, Mask):
+            blocks = blocks.build(n_q, n_k, heads=heads if blocks.per_head else None)
+        pairs = _computed_pairs(blocks) / (blocks.batch * blocks.heads)
+    products = d + d_v if direction == "forward" else 3 * d + 2 * d_v
+    return round(2 * batch * heads * pairs * products)
+
+
+def _computed_pairs(blocks: BlockMask) -> int:
+    """Pairs of tokens in the non-empty blocks."""
+    lists, (block_q, block_k) = blocks.csr(), blocks.block_size
+    row = np.repeat(np.arange(len(lists.ptr) - 1), np.diff(lists.ptr)) % blocks.rows
+    queries = np.minimum(block_q, blocks.n_q - row * block_q)
+    keys = np.minimum(block_k, blocks.n_k - lists.idx.astype(np.int64) * block_k)
+    return int((queries * keys).sum())
 
 
 def _forward(q, k, v, mask, schedule, numbers, *_, **__) -> int:

@@ -8,6 +8,7 @@ import torch
 from experiments.bench import providers
 from experiments.bench import run as bench_run
 from experiments.bench.cases import CAUSAL, DENSE
+from experiments.bench.cost import Ceilings, cost, ideal
 from experiments.bench.provider import DIRECTIONS
 from experiments.bench.run import (
     KEY,
@@ -22,7 +23,6 @@ from experiments.bench.run import (
 )
 from experiments.bench.timing import expected_mib
 from experiments.common.rows import OK, Rows, read
-from sparseflash.cost import Ceilings, cost, ideal
 from tests.experiments.bench.bench_cases import (
     CASE,
     CPU,

@@ -8,7 +8,7 @@ Dao et al., FlashAttention, arXiv 2205.14135 (Algorithms 0, 1, 3 and 4); Dao, Fl
 arXiv 2307.08691.
 """
 
-from sparseflash.ceilings import Ceilings
+from experiments.bench.cost import Ceilings
 
 DIRECTIONS = ("forward", "backward", "both")
 PRODUCTS = {"forward": 2, "backward": 4}  # S, O; dV, dP, dQ, dK

@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 
 import masks
-from sparseflash.cost import (
-    Ceilings,
-    Shape,
+from experiments.bench.cost import Ceilings, Shape, ceilings, cost, ideal, measure_ceilings
+from experiments.bench.formulas import (
     attainable_tflops,
-    ceilings,
-    cost,
     flash_accesses,
     flops,
-    ideal,
     intensity,
-    measure_ceilings,
     paper_tiles,
     ridge,
     standard_accesses,
