@@ -27,13 +27,13 @@ from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.schedule.blocks import Schedule
 from sparseflash.testing import make_qkv
 
-SELECTORS = ("top_k", "mass", "antidiagonal", "gate", "moba", "nsa")
+SELECTORS = ("top_k", "mass", "moba", "nsa")
 
 
 def parse(text: str) -> select.Selector:
     """Return the selector of a call such as `top_k(0.1, within=causal())`.
 
-    Arguments are constants, masks, and `Gate(...)` of constants. Raise ValueError for another text.
+    Arguments are constants and masks. Raise ValueError for another text.
     """
     try:
         return _call(ast.parse(text, mode="eval").body, SELECTORS)
@@ -53,12 +53,11 @@ def _call(node: ast.AST, names: tuple[str, ...]) -> Any:
 
 
 def _argument(node: ast.expr) -> Any:
-    """Return a constant, a gate, or a mask."""
+    """Return a constant or a mask."""
     try:
         return ast.literal_eval(node)
     except ValueError:
-        is_gate = isinstance(node, ast.Call) and ast.unparse(node.func) == "Gate"
-        return _call(node, ("Gate",)) if is_gate else masks.parse(ast.unparse(node))
+        return masks.parse(ast.unparse(node))
 
 
 KEY = "step batch heads kv_heads n_q n_k head_dim dtype".split()
@@ -102,7 +101,7 @@ def cases(run: Run) -> list[Case]:
     shape = {"batch": o.batch, "heads": o.heads, "kv_heads": heads, "n_q": n, "n_k": n}
     shape |= {"head_dim": o.head_dim, "dtype": o.dtype}
     selectors = [parse(text) for text in o.selectors]
-    selectors = selectors or default_selectors(o.density, n, o.heads, heads, o.head_dim)
+    selectors = selectors or default_selectors(o.density, n)
     return [Case(selector, shape) for selector in selectors]
 
 
@@ -113,8 +112,6 @@ def ways(case: Case, run: Run) -> list[Row]:
 def opened(case: Case, run: Run) -> Callable[[Row], Row]:
     """Return what measures a step of one selector."""
     o, device = run.options, run.device
-    if (module := getattr(case.selector, "module", None)) is not None:
-        module.to(device)
     qkv = make_qkv(
         o.batch, o.heads, o.seq_len, o.seq_len, o.head_dim,
         kv_heads=case.shape["kv_heads"], dtype=DTYPES[o.dtype], device=device,
@@ -163,9 +160,7 @@ def steps(
     }
 
 
-def default_selectors(
-    density: float, seq_len: int, heads: int, kv_heads: int, head_dim: int
-) -> list[select.Selector]:
+def default_selectors(density: float, seq_len: int) -> list[select.Selector]:
     """Return one of each kind, with about this share of the key blocks where it has a knob."""
     causal, share = masks.causal(), float(density)
     chunk = max(128, seq_len // 64 // 128 * 128)
@@ -173,16 +168,12 @@ def default_selectors(
     def blocks(size: int) -> int:
         return max(1, round(density * seq_len / size))
 
-    gate = select.Gate(heads, head_dim, kv_heads, block_size=128)
     return [
         select.top_k(share),
         select.top_k(share, "max"),
         select.top_k(share, "bound"),
         select.top_k(share, within=causal, always=masks.local(0)),
         select.mass(0.9, max_blocks=blocks(128)),
-        select.antidiagonal(16, 0.9, max_blocks=blocks(128)),
-        select.antidiagonal(64, 0.9, max_blocks=blocks(128)),
-        select.gate(gate, share),
         select.moba(chunk, blocks(chunk), union=True),
         select.nsa(blocks(64), union=True),
     ]

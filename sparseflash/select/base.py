@@ -6,7 +6,7 @@ from functools import wraps
 from typing import ParamSpec, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
@@ -63,7 +63,7 @@ class Selector:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return self.text
+        return self.text or f"{type(self).__name__}(...)"
 
 
 class OwnRows(Protocol):
@@ -82,11 +82,14 @@ class OwnRows(Protocol):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class BlockSelector(Selector):
-    """Scores whole blocks, of which a row takes the best by its rule."""
+    """Scores whole blocks, of which a row takes the best by its rule; `always` first.
+
+    A subclass defines `scores`, and may say that its scores are probabilities already.
+    """
 
     rule: Rule
     always: Mask | BlockMask | None
-    probabilities = False  # whether the scores are probabilities already
+    probabilities = False
 
     def __post_init__(self) -> None:
         for name in ("within", "always"):
@@ -146,12 +149,8 @@ def selector(make: Callable[P, S]) -> Callable[P, S]:
     @wraps(make)
     def call(*args: P.args, **kwargs: P.kwargs) -> S:
         made = make(*args, **kwargs)
-        words = [_shown(x) for x in args] + [f"{name}={_shown(x)}" for name, x in kwargs.items()]
+        words = [repr(x) for x in args] + [f"{name}={x!r}" for name, x in kwargs.items()]
         object.__setattr__(made, "text", f"{make.__name__}({', '.join(words)})")
         return made
 
     return call
-
-
-def _shown(value: object) -> str:
-    return type(value).__name__ if isinstance(value, nn.Module) else repr(value)

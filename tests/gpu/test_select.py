@@ -20,30 +20,20 @@ pytestmark = GPU
 CAUSAL = masks.causal()
 
 
-def selectors(heads: int, dim: int, kv_heads: int) -> dict[str, select.Selector]:
-    torch.manual_seed(0)
-    gate = select.Gate(heads, dim, kv_heads, block_size=64)
+def selectors() -> dict[str, select.Selector]:
     return {
         "wide": select.top_k(3, block_size=128, within=CAUSAL),
         "mean": select.top_k(4, block_size=64),
         "max": select.top_k(0.2, "max", 64, within=CAUSAL),
         "bound": select.top_k(4, "bound", (128, 64), within=CAUSAL, always=masks.local(0)),
         "mass": select.mass(0.5, block_size=64, within=CAUSAL, max_blocks=8),
-        "antidiagonal": select.antidiagonal(16, 0.5, 64, within=CAUSAL),
-        "gate": select.gate(gate, threshold=0.1, within=CAUSAL),
         "moba": select.moba(128, 3, 64, capacity=4096),
         "union": select.moba(128, 3, 64, union=True),
         "nsa": select.nsa(4, capacity=4096),
     }
 
 
-NAMES = list(selectors(1, 16, 1))
-
-
-def on_gpu(name: str, selector: select.Selector) -> select.Selector:
-    if name == "gate":
-        selector.module.cuda()  # pyright: ignore[reportAttributeAccessIssue]
-    return selector
+NAMES = list(selectors())
 
 
 def shared(a: select.Selection, b: select.Selection) -> float:
@@ -66,9 +56,9 @@ def skip_where_refused(backend: str, q, k, v, picked: select.Selection) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_same_as_on_the_cpu(name, n):
     q, k, _ = make_qkv(2, 4, n, n, 64, kv_heads=2)
-    selector = selectors(4, 64, 2)[name]
+    selector = selectors()[name]
     expected = selector(q, k)
-    found = on_gpu(name, selector)(q.cuda(), k.cuda())
+    found = selector(q.cuda(), k.cuda())
     assert found.codes.is_cuda and found.max_blocks == expected.max_blocks
     assert shared(found, expected) > 0.999
 
@@ -82,7 +72,7 @@ def test_same_as_on_the_cpu(name, n):
 )
 def test_attention_without_waiting(name, n, backend):
     q, k, v = inputs(n)
-    selector, mask = on_gpu(name, selectors(4, 64, 2)[name]), masks.sliding(100) | masks.local(9)
+    selector, mask = selectors()[name], masks.sliding(100) | masks.local(9)
     skip_where_refused(backend, q, k, v, (selector(q, k) | mask) & CAUSAL)
 
     def step():
@@ -110,7 +100,7 @@ def test_attention_without_waiting(name, n, backend):
 def test_in_a_graph(name):
     """A captured selection follows q and k when they change in place."""
     q, k, v = make_qkv(1, 4, 1000, 1000, 64, kv_heads=2, dtype=torch.float16, device="cuda")
-    selector = on_gpu(name, selectors(4, 64, 2)[name])
+    selector = selectors()[name]
 
     def step():
         picked = selector(q, k) | masks.local(3)

@@ -1,13 +1,11 @@
 """Triton kernels of the selectors. Each names its counterpart in plain torch."""
 
-from sparseflash.select.kernels.antidiagonals import antidiagonal_sums
 from sparseflash.select.kernels.choose import choose_blocks
 from sparseflash.select.kernels.pool import pool_blocks
 from sparseflash.select.kernels.tokens import MAX_CHUNKS, pick_chunks, union_of_picks
 
 __all__ = [
     "MAX_CHUNKS",
-    "antidiagonal_sums",
     "choose_blocks",
     "pick_chunks",
     "pool_blocks",

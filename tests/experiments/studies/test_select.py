@@ -4,7 +4,6 @@ import pytest
 
 from experiments.common.rows import frame
 from experiments.studies.select import STEPS, parse, tables
-from sparseflash.select import Gate
 from tests.experiments.studies.conftest import ok
 
 SMALL = "seq_len=128 batch=1 heads=2 kv_heads=1 head_dim=16 density=0.25".split()
@@ -13,7 +12,7 @@ SMALL = "seq_len=128 batch=1 heads=2 kv_heads=1 head_dim=16 density=0.25".split(
 def test_rows_of_every_kind(measured):
     rows = measured("select", *SMALL)
     kinds = {row["mask"].split("(")[0] for row in rows}
-    assert kinds == {"top_k", "mass", "antidiagonal", "gate", "moba", "nsa"}
+    assert kinds == {"top_k", "mass", "moba", "nsa"}
     assert [row.step for row in rows[:5]] == list(STEPS)
     assert ok(rows) and all(row.ms_median > 0 and 0 < row.density <= 1 for row in rows)
     table = tables(frame(rows))["selectors"]
@@ -27,8 +26,6 @@ def test_texts_of_selectors():
     for text in (*named, "top_k(0.1, pool='bound', within=causal() & ~local(4), always=local(0))"):
         assert str(parse(str(parse(text)))) == str(parse(text))
     assert str(parse(named[0])) == named[0]
-    gate = parse("gate(Gate(4, 16, 2, block_size=64), 3)").module
-    assert (type(gate), gate.block_size) == (Gate, (64, 64))
 
 
 ESCAPE = "top_k(select.__globals__['os'].mkdir('{}'))", "[top_k(1), io.open('{}', 'w')][0]"

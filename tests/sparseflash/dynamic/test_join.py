@@ -23,8 +23,6 @@ SELECTORS = {
     "moba": lambda block: select.moba(64, 2, block, capacity=40),
     "union": lambda block: select.moba(64, 2, block, union=True),
     "nsa": lambda block: select.nsa(3, block[1], block[0], capacity=40),
-    "antidiagonal": lambda block: select.antidiagonal(8, 0.5, block, within=masks.causal()),
-    "gate": lambda block: select.gate(select.Gate(HEADS, 16, 1, block_size=block), threshold=0.2),
 }
 MASKS = [
     masks.causal(),

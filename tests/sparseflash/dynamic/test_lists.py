@@ -19,7 +19,6 @@ SELECTORS = {
     "moba": select.moba(32, 2, 16),
     "union": select.moba(32, 2, 16, union=True),
     "nsa": select.nsa(3, 16, 32, capacity=50),
-    "antidiagonal": select.antidiagonal(16, 0.5, 16, within=masks.sliding(60)),
 }
 
 

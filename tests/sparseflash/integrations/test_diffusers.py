@@ -195,8 +195,8 @@ def test_models_keep_masks_of_their_own_apart():
     expected = results(use(first, NEAR), call)[0]
     use(second, TILES)
     torch.testing.assert_close(results(first, call)[0], expected)
-    gates = [select.gate(select.Gate(2, 24), 2) for _ in range(2)]  # with the same text
-    backends = [use(first, x).blocks[0].attn1.processor._attention_backend for x in gates]
+    same = [select.top_k(2) for _ in range(2)]  # with the same text
+    backends = [use(first, x).blocks[0].attn1.processor._attention_backend for x in same]
     assert backends[0] != backends[1]
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import masks
 from sparseflash import select
 from sparseflash.dynamic.static import heads_of, static_codes
-from sparseflash.select import antidiagonals, tokens
+from sparseflash.select import tokens
 from sparseflash.select.blocks import pool_torch
 from sparseflash.select.rules import Rule, candidates_of, choose_torch
 from tests.sparseflash.select.oracle import turning
@@ -100,29 +100,6 @@ def test_union(within):
     codes = static_codes(mask, 120, 150, (32, 16), heads, torch.device(DEVICE)).codes
     found = kernels.union_of_picks(words, codes, 4, 2, 2)
     assert torch.equal(found, tokens.union_torch(words, codes, 4, 2, 2))
-
-
-@pytest.mark.parametrize("stride", [2, 16])
-@pytest.mark.parametrize("n_q, n_k, block_size", [(50, 75, (32, 48)), (30, 101, (16, 16))])
-def test_antidiagonal(stride, n_q, n_k, block_size, monkeypatch):
-    module = kernels.antidiagonals
-    q, k = normal(2, 2, n_q, 24), normal(2, 1, n_k, 24, seed=1)
-    if DEVICE == "cpu":  # large tiles take the interpreter long
-        monkeypatch.setattr(module, "ROWS", 32)
-        monkeypatch.setattr(module, "COLS", 64)
-        monkeypatch.setattr(module, "MASKED_COLS", 64)
-    k[0, 0, 5] *= 30  # softmax of large scores
-    q[1, 1, 7] = float("nan")  # a row without a softmax
-    for within in (None, masks.local(25), PER_HEAD, BY_ENTRY, PER_HEAD & BY_ENTRY):
-        heads = heads_of(within, 2)
-        given = (within, n_q, n_k, block_size, stride, heads, torch.device(DEVICE))
-        allowed = antidiagonals._allowed(*given)
-        expected = antidiagonals.block_sums_torch(q, k, stride, block_size, allowed)
-        for at_once in (1 << 20, 1):
-            found = module.antidiagonal_sums(
-                q, k, stride, block_size, None if within is None else allowed, at_once
-            )
-            assert torch.allclose(found, expected, atol=1e-5)
 
 
 RULES = [
