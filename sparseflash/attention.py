@@ -1,34 +1,15 @@
 """The public functions: check the arguments, find the plan of the call, run it."""
 
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
-from sparseflash.arguments import (
-    as_float,
-    as_mask,
-    autocast,
-    contiguous,
-    extents_of,
-    refuse_unknown,
-    schedule_of,
-    unless_empty,
-    wants_grad,
-)
-from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS, Results, TermTensors
-from sparseflash.backends.registry import NAMES, reasons
-from sparseflash.cache import cache
-from sparseflash.checks import (
-    check_extents,
-    check_options,
-    check_tensors,
-    check_transforms,
-    is_empty,
-    seed_tensor,
-)
+from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS
+from sparseflash.backends.registry import reasons
+from sparseflash.checks import check_tensors, is_empty, seed_tensor
 from sparseflash.distributed.plan import ContextParallel
 from sparseflash.dynamic.lengths import (
     Lengths,
@@ -41,11 +22,19 @@ from sparseflash.dynamic.selection import Selection
 from sparseflash.operators.attention import call_operator, plain, run
 from sparseflash.picks import operator as picked
 from sparseflash.picks.picks import Picks
-from sparseflash.plan import Plan, plan_for, prepared, traced_plan
-from sparseflash.problem import Problem, describe, key_of
+from sparseflash.plan import known_plan, plan_for, prepared, traced_plan
+from sparseflash.request import (
+    autocast,
+    contiguous,
+    extents_of,
+    options_of,
+    refuse_unknown,
+    request_of,
+    wants_grad,
+)
 from sparseflash.schedule.blocks import Schedule, schedule_for
 from sparseflash.shards import is_sharded, on_shards
-from sparseflash.terms import Terms, term_options, term_tensors
+from sparseflash.terms import Terms, term_tensors
 
 BoolArray = np.ndarray | Tensor
 AnyMask = Mask | BlockMask | Selection | Picks | Schedule | ContextParallel | BoolArray | None
@@ -62,6 +51,13 @@ class Keywords(TypedDict, total=False):
     seed: int | Tensor | None
     deterministic: bool
     backend: str
+
+
+class Call(Keywords, total=False):
+    """All arguments of `attention` after the mask."""
+
+    return_lse: bool
+    return_max_scores: bool
 
 
 @overload
@@ -149,97 +145,88 @@ def attention(
     """
     if unknown:
         refuse_unknown("attention", unknown)
-    flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
-    check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
-    deterministic = _deterministic(deterministic)
-    if type(q) is not Tensor and is_sharded(q):
-        options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
-        options |= {"backend": backend, "scale": scale, **flags}
-        return on_shards(attention, q, k, v, mask, lengths, starts, terms, **options)
+    options = options_of(
+        scale, dropout_p, deterministic, backend, terms,
+        max_scores=return_max_scores, return_lse=return_lse,
+    )  # fmt: skip
+    special = isinstance(mask, Picks | ContextParallel)
+    if special or lengths is not None or starts is not None or type(q) is not Tensor:
+        call: Call = {
+            "scale": options.scale, "terms": terms, "dropout_p": dropout_p, "seed": seed,
+            "deterministic": options.deterministic, "backend": backend, "lengths": lengths,
+            "starts": starts, "return_lse": return_lse, "return_max_scores": return_max_scores,
+        }  # fmt: skip
+        if type(q) is not Tensor and is_sharded(q):
+            return on_shards(attention, q, k, v, mask, **call)
+        if special or lengths is not None or starts is not None:
+            return _reduced(*autocast(q, k, v), mask, call)
     q, k, v = autocast(q, k, v)
-    if isinstance(mask, ContextParallel):
-        options = {"scale": as_float(scale), "terms": terms, "return_lse": return_lse}
-        options |= {"deterministic": deterministic, "backend": backend, "dropout_p": dropout_p}
-        options |= {"lengths": lengths, "starts": starts, "return_max_scores": return_max_scores}
-        options |= {"seed": seed}
-        return mask.attend(q, k, v, attend=attention, **options)
-    if isinstance(mask, Picks):
-        given = lengths, starts, terms, dropout_p, return_max_scores, backend
-        if picked.why_not(q, k, v, mask, *given) is None:
-            q, k, v = contiguous(q, k, v)
-            out, lse = picked.attend(q, k, v, mask, as_float(scale))
-            return (out, lse) if return_lse else out
-        mask = None if is_empty(q, k) else mask.selection(q.shape[1])
-    if lengths is not None or starts is not None:
-        options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
-        options |= {"backend": backend, "scale": as_float(scale), "starts": starts, **flags}
-        return attend_within(attention, q, k, v, mask, lengths, terms=terms, **options)
-    options = *term_options(terms), return_max_scores
-    call = as_float(scale), dropout_p, deterministic, backend, *options
     tensors = NO_TERMS if terms is None else term_tensors(terms, q, k, v)
-    if plain(q, k, v, *filter(torch.is_tensor, tensors)):
-        needs_grad = wants_grad(q, k, v, *tensors)
-        plan, schedule = _known(q, k, v, mask, call, needs_grad), None
-        if plan is None:
-            found = _checked(q, k, v, mask, call, needs_grad)
-            q, k, v, schedule = found.q, found.k, found.v, found.schedule
-            plan = plan_for(found.problem, found.mask, schedule)
-        seed = seed_tensor(seed, q.device) if dropout_p else None
-        return run(plan, q, k, v, seed, tensors, schedule).asked(return_lse)
-    return _through_operator(q, k, v, mask, seed, tensors, call).asked(return_lse)
+    direct = plain(q, k, v, *filter(torch.is_tensor, tensors))
+    plan, schedule = None, None
+    if direct:
+        plan = known_plan(q, k, v, mask, options, wants_grad(q, k, v, *tensors))
+    if plan is None:
+        request = request_of(q, k, v, mask, options, tensors)
+        if not direct:
+            return call_operator(request, seed).asked(return_lse)
+        q, k, v, schedule = request.q, request.k, request.v, request.schedule
+        plan = plan_for(request.problem(), request.mask, schedule)
+    seed = seed_tensor(seed, q.device) if dropout_p else None
+    return run(plan, q, k, v, seed, tensors, schedule).asked(return_lse)
 
 
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: AnyMask = None,
-    *,
-    lengths: Lengths | None = None,
-    starts: Lengths | None = None,
-    scale: float | None = None,
-    terms: Terms | None = None,
-    return_lse: bool = False,
-    return_max_scores: bool = False,
-    dropout_p: float = 0.0,
-    seed: int | Tensor | None = None,
-    deterministic: bool = False,
-    backend: str = "auto",
-    **unknown: Any,
-) -> str:
-    """Which backend `attention` takes for the forward and which for the backward of these
+def _reduced(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Call) -> Any:
+    """Run a call with a share of the sequence, with picks or with lengths by calls without."""
+    if isinstance(mask, ContextParallel):
+        return mask.attend(q, k, v, attend=attention, **call)
+    if isinstance(mask, Picks):
+        if picked.why_not(q, k, v, mask, call) is None:
+            q, k, v = contiguous(q, k, v)
+            out, lse = picked.attend(q, k, v, mask, call["scale"])
+            return (out, lse) if call["return_lse"] else out
+        mask = None if is_empty(q, k) else mask.selection(q.shape[1])
+    return attend_within(attention, q, k, v, mask, call.pop("lengths"), **call)
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpack[Call]) -> str:
+    """Return which backend `attention` takes for the forward and which for the backward of these
     arguments, and why not the others: a line for each direction, then one for each backend.
     """
-    if unknown:
+    if unknown := {name: x for name, x in call.items() if name not in Call.__annotations__}:
         refuse_unknown("explain", unknown)
-    flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
-    check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
-    deterministic = _deterministic(deterministic)
+    terms, dropout_p, backend = (
+        call.get("terms"),
+        call.get("dropout_p", 0.0),
+        call.get("backend", "auto"),
+    )
+    options = options_of(
+        call.get("scale"), dropout_p, call.get("deterministic", False), backend, terms,
+        max_scores=call.get("return_max_scores", False), return_lse=call.get("return_lse", False),
+    )  # fmt: skip
     q, k, v = autocast(q, k, v)
     check_tensors(q, k, v)
     if is_empty(q, k):
         return "forward, backward: there is no sequence, no query or no key, so nothing runs"
     lines = []
     if isinstance(mask, Picks):
-        given = lengths, starts, terms, dropout_p, return_max_scores, backend
-        reason = picked.why_not(q, k, v, mask, *given)
+        reason = picked.why_not(q, k, v, mask, call)
         if reason is None:
             return "forward, backward: triton, from the list of each query"
         mask = mask.selection(q.shape[1])
         lines.append(f"picks become a selection: {reason}")
+    lengths, starts = call.get("lengths"), call.get("starts")
     if lengths is not None or starts is not None:
-        factor = as_float(scale) or q.shape[-1] ** -0.5
+        factor = options.scale or q.shape[-1] ** -0.5
         lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
         padding = padding_for(terms, mask, q.shape[2], k.shape[2])
         q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding, starts)
-    options = *term_options(terms), return_max_scores
-    call = as_float(scale), dropout_p, deterministic, backend, *options
-    found = _checked(q, k, v, mask, call, needs_grad=True)
-    problem = found.problem
-    if found.mask is not None:  # raises where it does not fit
-        schedule_for(found.mask, *extents_of(q, k), problem.device, kv_heads=k.shape[1])
+    request = request_of(q, k, v, mask, options, needs_grad=True)
+    problem = request.problem()
+    if request.mask is not None:  # raises where it does not fit
+        schedule_for(request.mask, *extents_of(q, k), problem.device, kv_heads=k.shape[1])
     if dropout_p:
-        seed_tensor(seed, problem.device)
+        seed_tensor(call.get("seed"), problem.device)
     if terms is not None:
         term_tensors(terms, q, k, v)
     for direction in DIRECTIONS:
@@ -290,90 +277,21 @@ def plan(
     prepare again. The backward is prepared where gradients are enabled.
     Raises ValueError as `attention` does, and for `select.Picks`, which have no plan.
     """
-    check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic)
-    deterministic = _deterministic(deterministic)
+    options = options_of(scale, dropout_p, deterministic, backend)
     q, k, v = autocast(q, k, v)
-    call = as_float(scale), dropout_p, deterministic, backend, *term_options(None), False
-    if torch.compiler.is_compiling():
-        check_tensors(q, k, v)
-        mask = as_mask(mask)
-        schedule = None if is_empty(q, k) else schedule_of(mask, q, k)
-        return mask if schedule is None else traced_plan(schedule, q, k, v, call)  # pyright: ignore
-    found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
-    problem, schedule = found.problem, found.schedule
-    if found.mask is not None:
-        schedule = schedule_for(found.mask, *extents_of(q, k), q.device, kv_heads=k.shape[1])
-        problem = problem._replace(mask=schedule.facts)
-    made = prepared(problem, schedule=schedule and schedule.with_lists(()))
-    if schedule is None:  # dense attention, or nothing to attend to
+    request = request_of(q, k, v, mask, options, needs_grad=torch.is_grad_enabled())
+    schedule = request.schedule
+    if schedule is None and request.mask is None:  # dense attention, or nothing to attend to
+        if not torch.compiler.is_compiling():
+            prepared(request.problem())
         return mask  # pyright: ignore[reportReturnType]
+    if torch.compiler.is_compiling():
+        return mask if schedule is None else traced_plan(request)  # pyright: ignore
+    problem = request.problem()
+    if schedule is None:
+        assert request.mask is not None
+        extents = extents_of(request.q, request.k)
+        schedule = schedule_for(request.mask, *extents, q.device, kv_heads=k.shape[1])
+        problem = problem._replace(mask=schedule.facts)
+    made = prepared(problem, schedule=schedule.with_lists(()))
     return schedule.with_lists(made.lists(schedule))
-
-
-def _deterministic(asked: bool) -> bool:
-    """Whether gradients are the same bits: where the call asks for it, or torch is set to it."""
-    return asked or torch.are_deterministic_algorithms_enabled()
-
-
-class _Checked(NamedTuple):
-    """Arguments that passed the checks, with a mask or a schedule, or neither: dense attention."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Mask | BlockMask | None
-    schedule: Schedule | None  # of a selection
-    problem: Problem
-
-
-def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> Plan | None:
-    """Return the plan of a call that came before, at little cost; nothing but what it needs is
-    checked.
-    """
-    if mask is not None and not isinstance(mask, (Mask, BlockMask)):
-        return None
-    dtype, device = q.dtype, q.device
-    if not (k.dtype is v.dtype is dtype and k.device == v.device == device):
-        return None
-    key = None if mask is None else mask.key
-    try:
-        return cache.get(key_of(q, k, v, key, call, needs_grad))
-    except RuntimeError:  # of sparse and nested tensors, which `_checked` refuses
-        return None
-
-
-def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> _Checked:
-    """Check everything, and bring the arguments into the form that a plan takes."""
-    check_tensors(q, k, v)
-    q, k, v = contiguous(q, k, v)
-    mask = as_mask(unless_empty(mask, q, k))
-    schedule = schedule_of(mask, q, k)
-    mask = mask if schedule is None else None
-    identity = schedule.facts if schedule else None if mask is None else mask.key
-    problem = describe(q, k, v, identity, call, needs_grad)
-    return _Checked(q, k, v, mask, schedule, problem)
-
-
-def _through_operator(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: int | Tensor | None, terms: TermTensors,
-    call: Any,
-) -> Results:  # fmt: skip
-    """Run the call through the operator, for compilers, transforms, modes and subclasses."""
-    check_tensors(q, k, v)
-    compiling = torch.compiler.is_compiling()
-    if not compiling:
-        check_transforms(q, k, v, *(t for t in terms if t is not None))
-    needs_grad = wants_grad(q, k, v, *terms)
-    q, k, v = contiguous(q, k, v)
-    mask = unless_empty(mask, q, k)
-    if compiling and isinstance(mask, np.ndarray | Tensor):
-        raise ValueError(
-            f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"
-        )
-    mask = as_mask(mask)
-    schedule = schedule_of(mask, q, k)
-    if isinstance(mask, BlockMask):
-        check_extents(mask, *extents_of(q, k), k.shape[1])
-    key = mask.key if isinstance(mask, Mask | BlockMask) else ""
-    seed = seed_tensor(seed, q.device) if call[1] else None
-    return call_operator(q, k, v, key, schedule, seed, terms, call, needs_grad)

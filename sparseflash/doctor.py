@@ -24,7 +24,7 @@ from sparseflash.attention import attention, explain
 from sparseflash.backends.protocol import DIRECTIONS
 from sparseflash.backends.registry import reasons
 from sparseflash.kernels.common.versions import OVERRIDE
-from sparseflash.problem import describe
+from sparseflash.problem import Options, describe
 from sparseflash.testing import make_qkv, oracle, relative_error
 
 PACKAGES = ("sparseflash", "torch", "triton", "numpy", "einops")
@@ -188,7 +188,7 @@ def self_test(device: torch.device) -> Iterator[Result]:
         expected, _ = oracle(q, k, v, allowed)
         dout = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(device)
         wanted = expected, *torch.autograd.grad(expected, (q, k, v), dout.double())
-        problem = describe(q, k, v, key, (None, 0.0, False, "auto"), True)
+        problem = describe(q, k, v, key, Options(None, 0.0, False, "auto"), True)
         refused = [reasons(problem, direction) for direction in DIRECTIONS]
         for backend in refused[0]:
             if any(why_not[backend] for why_not in refused):

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from masks import BlockMask, Mask
 from masks.checks import integer
-from sparseflash.arguments import as_mask_or_selector, refuse_unknown
 from sparseflash.attention import attention, plan
 from sparseflash.backends.registry import NAMES
 from sparseflash.checks import check_options, is_number, is_wrapped
@@ -29,6 +28,7 @@ from sparseflash.dynamic.lengths import (
     skippable,
 )
 from sparseflash.dynamic.selection import Selection
+from sparseflash.request import as_mask_or_selector, refuse_unknown
 from sparseflash.schedule.blocks import Schedule
 from sparseflash.select.base import Selector
 from sparseflash.shards import separable

@@ -20,7 +20,8 @@ from sparseflash.backends.protocol import (
 )
 from sparseflash.backends.registry import BACKENDS, NothingBackward, NothingForward, choose
 from sparseflash.cache import cache
-from sparseflash.problem import Options, Problem
+from sparseflash.problem import Layout, Options, Problem, key_of
+from sparseflash.request import Request
 from sparseflash.schedule.blocks import (
     BlockLists,
     Schedule,
@@ -133,16 +134,37 @@ def prepared(
     return plan_for(problem, mask, schedule)
 
 
-def traced_specs(*fields: Any) -> tuple[tuple[Any, ...], ...]:
+def known_plan(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, options: Options, needs_grad: bool
+) -> Plan | None:
+    """Return the plan of a call that came before, at little cost; nothing but what it needs is
+    checked.
+    """
+    if mask is not None and not isinstance(mask, (Mask, BlockMask)):
+        return None
+    dtype, device = q.dtype, q.device
+    if not (k.dtype is v.dtype is dtype and k.device == v.device == device):
+        return None
+    key = None if mask is None else mask.key
+    try:
+        return cache.get(key_of(q, k, v, key, options, needs_grad))
+    except RuntimeError:  # of sparse and nested tensors, which `request_of` refuses
+        return None
+
+
+def traced_specs(
+    layouts: tuple[Layout, ...], dtype: torch.dtype, device: torch.device,
+    numbers: tuple[int, ...], options: tuple[Any, ...], needs_grad: bool,
+) -> tuple[tuple[Any, ...], ...]:  # fmt: skip
     """Return the fields of each `TileSpec` of calls with a selection.
 
-    fields: those of their problem, with the ints of a `ScheduleFacts` for the mask.
+    layouts: shapes and strides of q, k and v; numbers: the ints of a `ScheduleFacts`.
     torch.compile calls it while it traces, and takes the result for a constant. That works with
     plain tuples only.
     """
-    problem = Problem._make(fields)
-    facts = ScheduleFacts(*fields[8], lists=())
-    problem = problem._replace(mask=facts, options=Options(*problem.options))
+    facts = ScheduleFacts(*numbers, lists=())
+    given = Options(*options)
+    problem = Problem(*layouts, dtype, device, facts, given, misaligned="", needs_grad=needs_grad)
     nothing = torch.empty(0, device="meta")
     lists = BlockLists(nothing, nothing, torch.empty(facts.entries, device="meta"), nothing)
     made = prepared(problem, schedule=Schedule(lists, lists, nothing, *facts[:7]))
@@ -153,16 +175,21 @@ def traced_specs(*fields: Any) -> tuple[tuple[Any, ...], ...]:
 traced_specs._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def traced_plan(schedule: Schedule, q: Tensor, k: Tensor, v: Tensor, call: Any) -> Schedule:
-    """Return the schedule with its lists, as torch.compile traces it: they become part of its
-    graph.
+def traced_plan(request: Request) -> Schedule:
+    """Return the schedule of a call with its lists, as torch.compile traces it: they become part of
+    its graph.
     """
-    known = [t.shape for t in (q, k, v)] + [t.stride() for t in (q, k, v)] + [schedule.facts[:8]]
+    schedule, qkv = request.schedule, (request.q, request.k, request.v)
+    assert schedule is not None
+    known = [t.shape for t in qkv] + [t.stride() for t in qkv] + [schedule.facts[:8]]
     # the lists belong to these lengths: len(range(n)) is n itself where n is a symbol
     *layouts, facts = (tuple(len(range(n)) for n in numbers) for numbers in known)
-    fields = q.dtype, q.device, facts, call, "", torch.is_grad_enabled()
-    specs = [TileSpec(*spec) for spec in traced_specs(*layouts, *fields)]
-    return schedule.with_lists(tuple(tile_lists(schedule, spec, q.device) for spec in specs))
+    device = request.q.device
+    made = traced_specs(
+        tuple(layouts), request.q.dtype, device, facts, tuple(request.options), request.needs_grad
+    )
+    specs = [TileSpec(*spec) for spec in made]
+    return schedule.with_lists(tuple(tile_lists(schedule, spec, device) for spec in specs))
 
 
 def _walk(schedule: Schedule | None, specs: Sequence[TileSpec], problem: Problem) -> Walk:

@@ -94,7 +94,7 @@ class Problem(NamedTuple):
 
 
 def key_of(
-    q: Tensor, k: Tensor, v: Tensor, mask: Hashable, options: tuple[Any, ...], needs_grad: bool
+    q: Tensor, k: Tensor, v: Tensor, mask: Hashable, options: Options, needs_grad: bool
 ) -> tuple[Any, ...]:
     """Return a key that compares equal to the call's `Problem`.
 
@@ -113,8 +113,7 @@ def key_of(
 
 
 def describe(
-    q: Tensor, k: Tensor, v: Tensor, mask: Hashable, options: tuple[Any, ...], needs_grad: bool
+    q: Tensor, k: Tensor, v: Tensor, mask: Hashable, options: Options, needs_grad: bool
 ) -> Problem:
     """Return the problem of a call."""
-    problem = Problem._make(key_of(q, k, v, mask, options, needs_grad))
-    return problem._replace(options=Options(*problem.options))
+    return Problem._make(key_of(q, k, v, mask, options, needs_grad))

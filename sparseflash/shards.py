@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from masks import Mask
-from sparseflash.arguments import as_mask
 from sparseflash.picks.picks import Picks
+from sparseflash.request import as_mask
 from sparseflash.select.base import Selector
 from sparseflash.terms import Terms
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from masks import BlockMask, Mask
 from sparseflash.backends.protocol import Backend, Saved, Walk
 from sparseflash.backends.registry import BACKENDS
-from sparseflash.problem import Problem, describe
+from sparseflash.problem import Options, Problem, describe
 from sparseflash.schedule.blocks import Schedule
 from sparseflash.schedule.tile_lists import tile_lists
 from sparseflash.schedule.tile_spec import TileSpec
@@ -27,7 +27,7 @@ def problem_of(
     backend: str = "auto",
 ) -> Problem:  # fmt: skip
     """With gradients; the lists of a schedule are brought by the call."""
-    options = scale, dropout_p, deterministic, backend
+    options = Options(scale, dropout_p, deterministic, backend)
     identity = mask.facts if isinstance(mask, Schedule) else getattr(mask, "key", None)
     return describe(q, k, v, identity, options, True)
 

@@ -1,18 +1,17 @@
 """The public function `decode`: check the arguments, find the plan of the call, run it."""
 
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.spec import find
-from sparseflash.arguments import refuse_unknown, remedy
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import empty_out
 from sparseflash.backends.registry import nothing
 from sparseflash.cache import cache
-from sparseflash.checks import check_options, check_transforms, is_empty
+from sparseflash.checks import check_transforms, is_empty
 from sparseflash.decoding import cpu
 from sparseflash.decoding.checks import check_cache, check_no_gradient, check_splits
 from sparseflash.decoding.pattern import AnyMask, Pattern, pattern_of
@@ -20,7 +19,8 @@ from sparseflash.dynamic.lengths import Lengths, check_lengths
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
 from sparseflash.operators.attention import no_autocast, plain
-from sparseflash.problem import Problem, describe, key_of
+from sparseflash.problem import Options, Problem, describe, key_of
+from sparseflash.request import options_of, refuse_unknown, remedy
 from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
 
 
@@ -55,19 +55,26 @@ torch.library.define(
 )
 
 
+class Keywords(TypedDict, total=False):
+    """Arguments of `decode` that do not change what it returns."""
+
+    lengths: Lengths | None
+    starts: Lengths | None
+    block_table: Tensor | None
+    scale: float | None
+    splits: int | None
+    backend: str
+
+
 @overload
 def decode(
     q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | Selection = None, *,
-    lengths: Lengths | None = None, starts: Lengths | None = None,
-    block_table: Tensor | None = None, scale: float | None = None,
-    return_lse: Literal[False] = False, splits: int | None = None, backend: str = "auto",
+    return_lse: Literal[False] = False, **options: Unpack[Keywords],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def decode(
     q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | Selection = None, *,
-    lengths: Lengths | None = None, starts: Lengths | None = None,
-    block_table: Tensor | None = None, scale: float | None = None,
-    return_lse: Literal[True], splits: int | None = None, backend: str = "auto",
+    return_lse: Literal[True], **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def decode(
     q: Tensor,
@@ -120,7 +127,7 @@ def decode(
     """
     if unknown:
         refuse_unknown("decode", unknown)
-    check_options(scale, 0.0, backend, ("triton", "cpu"), return_lse=return_lse)
+    options = options_of(scale, 0.0, True, backend, names=("triton", "cpu"), return_lse=return_lse)
     check_splits(splits)
     check_no_gradient(q, k, v)
     n = check_cache(q, k, v, block_table)
@@ -143,27 +150,25 @@ def decode(
             f" sparseflash.select or None{how}"
         )
     mask = None if empty or isinstance(mask, Selection) else mask
-    call = None if scale is None else float(scale), splits, backend
+    bounds = lengths, starts, block_table
     if plain(q, k, v):
-        out, lse = _run(q, k, v, lengths, starts, block_table, mask, call)
+        out, lse = _run(q, k, v, *bounds, mask, options, splits)
     else:
         if not torch.compiler.is_compiling():
             check_transforms(q, k, v)
         key = mask.key if isinstance(mask, Mask | BlockMask) else ""
         flat = as_tensors(mask) if isinstance(mask, Schedule) else (None, None)
-        bounds = lengths, starts, block_table
+        call = options.scale, splits, backend
         out, lse = torch.ops.sparseflash.decode(q, k, v, *bounds, key, *flat, *call)
     return (out, lse) if return_lse else out
 
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
-    table: Tensor | None, mask: AnyMask, call: tuple[float | None, int | None, str],
+    table: Tensor | None, mask: AnyMask, options: Options, splits: int | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out and lse; k and v (pages, H_kv, page, D) where there is a table."""
-    scale, splits, backend = call
+    """Return out and lse; k and v (pages, H_kv, page, D) where there is a table."""
     identity = mask.facts if isinstance(mask, Schedule) else None if mask is None else mask.key
-    options = scale, 0.0, True, backend
     pages = None if table is None else (table.shape[1], table.stride(0))
     given = lengths is None, starts is None
     key = "decode", key_of(q, k, v, identity, options, False), pages, *given, splits
@@ -204,7 +209,9 @@ def _prepare(problem: Problem, mask: AnyMask, n: int, page: int, splits: int | N
 @torch.library.impl("sparseflash::decode", ("CPU", "CUDA"))
 def _decode(q, k, v, lengths, starts, table, mask, schedule, numbers, *call):
     given = from_tensors(schedule, numbers) if schedule else find(mask) if mask else None
-    return _run(q, k, v, lengths, starts, table, given, call)
+    scale, splits, backend = call
+    options = Options(scale, 0.0, True, backend)
+    return _run(q, k, v, lengths, starts, table, given, options, splits)
 
 
 @torch.library.register_fake("sparseflash::decode")

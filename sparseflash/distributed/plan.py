@@ -12,7 +12,6 @@ from torch import Tensor
 
 from masks import BlockMask, Mask, dense, documents
 from masks.analysis.partition import Partition
-from sparseflash.arguments import as_mask_or_selector
 from sparseflash.checks import check_tensors
 from sparseflash.distributed import attention as operators
 from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
@@ -20,6 +19,7 @@ from sparseflash.distributed.heads import Share, by_heads, share_of_heads
 from sparseflash.distributed.route import part_of
 from sparseflash.distributed.selected import OwnRows, block_size_of, by_choice
 from sparseflash.dynamic.lengths import check_bounds, real_tokens
+from sparseflash.request import as_mask_or_selector
 from sparseflash.select.base import Selector
 from sparseflash.terms import Terms, term_options, term_tensors
 

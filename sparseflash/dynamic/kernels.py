@@ -14,10 +14,8 @@ _BY_ROW, _BY_COL = (4, 256), (8, 128)  # lists, and entries at a time, of a prog
 _LISTS = 4096  # placed at a time
 
 
-def block_lists(
-    codes: Tensor, n_tiles: int, max_blocks: int, cut: tuple[bool, bool]
-) -> tuple[BlockLists, BlockLists]:
-    """`schedule.lists_torch` by row and by column, in three kernels: count, place, fill."""
+def block_lists(codes: Tensor, n_tiles: int, max_blocks: int, *cut: bool) -> tuple[Tensor, ...]:
+    """Three launches: count, place, fill. See `lists.py`."""
     slices, rows, cols = codes.shape
     n_rows, n_cols = slices * rows, slices * cols
     row_programs, col_programs = slices * -(-rows // _BY_ROW[0]), slices * -(-cols // _BY_COL[0])
@@ -40,7 +38,7 @@ def block_lists(
             num_warps=8,
         )  # fmt: skip
         launch(fill_lists, grid, codes, *by_row, *by_col, rows, cols, n_tiles, row_programs, *sizes)
-    return by_row, by_col
+    return *by_row, *by_col
 
 
 _CELLS = 1024  # codes of a program
@@ -50,7 +48,7 @@ _ROWS = 32  # rows of bits of a program
 def cut_blocks(
     codes: Tensor, tiles: Tensor, column: Tensor, place: Tensor, prefix: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`lengths.cut_torch` in one launch, given the tensors of `lengths.Blocks`."""
+    """One launch for `lengths.cut_torch`, given the tensors of `lengths.Blocks`."""
     lengths = lengths.contiguous()
     batch, (n_blocks, slots) = len(lengths), column.shape
     heads, (known, block, words) = codes.shape[1], tiles.shape

@@ -45,29 +45,26 @@ def attend_within(
     padding: str = "auto",
     *,
     starts: Lengths | None = None,
-    scale: float | None = None,
-    terms: Any = None,
-    return_lse: bool = False,
-    return_max_scores: bool = False,
-    **options: Any,
+    **call: Any,
 ) -> Any:
     """`attend`, which is `sparseflash.attention`, over the keys within the lengths (None: all), and
     from the starts on (None: 0).
 
-    padding, scale: as in `keep_within`; options: the further arguments of `attend`.
+    padding: as in `keep_within`; call: the further arguments of `attend`.
     """
-    options |= {"terms": terms, "return_max_scores": return_max_scores}
     if lengths is None and starts is None:
-        return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
+        return attend(q, k, v, mask, **call)
     check_tensors(q, k, v)
     lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
     if is_empty(q, k):
-        return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+        return attend(q, k, v, mask, **call)
+    given = call.get("scale")
+    call["scale"] = q.shape[-1] ** -0.5 if given is None else given
+    return_lse = call.pop("return_lse", False)
     n_q, n_k = q.shape[2], k.shape[2]
-    padding = padding_for(terms, mask, n_q, n_k, padding)
-    q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding, starts)
-    out, lse, *scores = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
+    padding = padding_for(call.get("terms"), mask, n_q, n_k, padding)
+    q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, call["scale"], padding, starts)
+    out, lse, *scores = attend(q, k, v, mask, return_lse=True, **call)
     nothing = lse <= lowest  # the query sees no key
     if n_q == n_k:
         nothing = nothing | ~real_tokens(lengths, n_k, starts)[:, None]

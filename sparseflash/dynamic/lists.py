@@ -9,7 +9,7 @@ from sparseflash.cache import are_fake, cached
 from sparseflash.checks import check_extents
 from sparseflash.dynamic.selection import Selection, of_heads
 from sparseflash.dynamic.static import to_device
-from sparseflash.kernels.common.device import kernels_of, on_nvidia
+from sparseflash.operators.twin import twin
 from sparseflash.schedule.bits import interval_bits
 from sparseflash.schedule.blocks import BlockLists, Schedule
 
@@ -47,12 +47,8 @@ def schedule_from_selection(
     else:
         bits = torch.cat([selection.bits, edges]) if any(cut) else selection.bits
     codes = selection.codes.contiguous().flatten(0, 1)
-    given = (codes, len(selection.bits), selection.max_blocks, cut)
-    if torch.compiler.is_compiling():
-        made = torch.ops.sparseflash.block_lists(*given[:3], *cut)
-        by_row, by_col = BlockLists(*made[:4]), BlockLists(*made[4:])
-    else:
-        by_row, by_col = block_lists(*given)
+    made = block_lists(codes, len(selection.bits), selection.max_blocks, *cut)
+    by_row, by_col = BlockLists(*made[:4]), BlockLists(*made[4:])
     n_partial = selection.max_blocks if len(selection.bits) or any(cut) else 0
     extents = (selection.batch, selection.heads, n_q, n_k)
     return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
@@ -77,34 +73,7 @@ def edge_bits(n_q: int, n_k: int, block_size: tuple[int, int], device: torch.dev
     return interval_bits(torch.zeros_like(stop), stop, row.new_zeros(3), block_k)
 
 
-def block_lists(
-    codes: Tensor, n_tiles: int, max_blocks: int, cut: tuple[bool, bool]
-) -> tuple[BlockLists, BlockLists]:
-    """Return the lists by row and by column of codes (slices, rows, cols)."""
-    given = codes, n_tiles, max_blocks, cut
-    if on_nvidia(codes):
-        return kernels_of("dynamic").block_lists(*given)
-    by_row, by_col = (lists_torch(*given, by_row=by_row) for by_row in (True, False))
-    return by_row, by_col
-
-
-# An operator of its own, so that a compiled function has the same kernels: inductor of torch 2.11
-# fails on `lists_torch`.
-torch.library.define(
-    "sparseflash::block_lists",
-    "(Tensor codes, SymInt n_tiles, SymInt max_blocks, bool cut_q, bool cut_k)"
-    f" -> ({', '.join(['Tensor'] * 8)})",
-)
-
-
-@torch.library.impl("sparseflash::block_lists", ("CPU", "CUDA"))
-def _block_lists(codes, n_tiles, max_blocks, *cut):
-    by_row, by_col = block_lists(codes, n_tiles, max_blocks, cut)
-    return *by_row, *by_col
-
-
-@torch.library.register_fake("sparseflash::block_lists")
-def _block_lists_fake(codes, n_tiles, max_blocks, *cut):
+def _list_shapes(codes, n_tiles, max_blocks, *cut):
     slices, rows, cols = codes.shape
     entries = [codes.new_empty(max_blocks, dtype=torch.int32) for _ in range(4)]
     ptr_row, mid_row, ptr_col, mid_col = (
@@ -115,17 +84,31 @@ def _block_lists_fake(codes, n_tiles, max_blocks, *cut):
     return ptr_row, mid_row, *entries[:2], ptr_col, mid_col, *entries[2:]
 
 
-def lists_torch(
-    codes: Tensor, n_tiles: int, max_blocks: int, cut: tuple[bool, bool], *, by_row: bool
-) -> BlockLists:
-    """Return the lists by row, or by column, of codes (slices, rows, cols), in plain torch."""
+# an operator also because inductor of torch 2.11 fails on `_lists`
+@twin(
+    "dynamic",
+    "(Tensor codes, SymInt n_tiles, SymInt max_blocks, bool cut_q, bool cut_k)"
+    f" -> ({', '.join(['Tensor'] * 8)})",
+    _list_shapes,
+)
+def block_lists(
+    codes: Tensor, n_tiles: int, max_blocks: int, cut_q: bool, cut_k: bool
+) -> tuple[Tensor, ...]:
+    """Return the tensors of two `BlockLists`, by row and by column, of codes (slices, rows, cols).
+
+    cut_q, cut_k: whether the last query block, and the last key block, ends beyond the tokens.
+    """
     edge = torch.zeros_like(codes[0])
-    if cut[0]:
+    if cut_q:
         edge[-1] += 2
-    if cut[1]:
+    if cut_k:
         edge[:, -1] += 1
     codes = torch.where((codes == FULL) & (edge > 0), n_tiles + edge - 1, codes)
-    codes = codes if by_row else codes.transpose(1, 2)
+    return *_lists(codes, max_blocks), *_lists(codes.transpose(1, 2), max_blocks)
+
+
+def _lists(codes: Tensor, max_blocks: int) -> BlockLists:
+    """Return the lists along the lines of codes (slices, lines, entries)."""
     codes = codes.flatten(0, 1)  # one line for each list
     partial, full = codes >= 0, codes == FULL
     n_partial = partial.sum(1)

@@ -16,12 +16,12 @@ from torch import Tensor
 import masks
 from masks import Mask
 from masks.registry import by_text
-from sparseflash.arguments import remedy
 from sparseflash.attention import attention
 from sparseflash.distributed.plan import ContextParallel
 from sparseflash.dynamic.selection import Selection, selection_of_pairs
 from sparseflash.integrations import integration
 from sparseflash.integrations.tensors import join, mask_of_tensor
+from sparseflash.request import remedy
 from sparseflash.terms import Terms
 
 with integration("transformers", "5.23"):

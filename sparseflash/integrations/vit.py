@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import masks
 from masks import Mask
-from sparseflash.arguments import as_mask_or_selector
 from sparseflash.attention import attention
 from sparseflash.integrations.tensors import join, mask_of_tensor
+from sparseflash.request import as_mask_or_selector
 from sparseflash.select.base import Selector
 
 NEEDED = ("qkv", "proj", "num_heads")

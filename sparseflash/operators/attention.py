@@ -7,16 +7,18 @@ the plan of the call is found in the cache, as in an eager call.
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparseflash.backends.protocol import Gradients, Results, Saved, TermTensors, empty_out
 from sparseflash.cache import cache
+from sparseflash.checks import seed_tensor
 from sparseflash.operators import flops
 from sparseflash.plan import Plan, plan_for
-from sparseflash.problem import describe, key_of
+from sparseflash.problem import Options, describe, key_of
+from sparseflash.request import Request
 from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
 
 # mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention.
@@ -54,19 +56,30 @@ def run(
         return plan.forward(q, k, v, seed, terms, schedule)
 
 
-def call_operator(
-    q: Tensor, k: Tensor, v: Tensor, mask: str, schedule: Schedule | None, seed: Tensor | None,
-    terms: TermTensors, options: tuple[Any, ...], needs_grad: bool,
-) -> Results:  # fmt: skip
-    """Run the call through the registered operator and return its results."""
-    flat = as_tensors(schedule) if schedule is not None else (None, None)
+def call_operator(request: Request, seed: int | Tensor | None) -> Results:
+    """Run a call through the registered operator, for torch.compile, torch.func, tensor subclasses
+    and dispatch modes.
+    """
+    q, k, v, mask, schedule, options, terms, needs_grad = request
+    seed = seed_tensor(seed, q.device) if options.dropout_p else None
+    key = "" if mask is None else mask.key
+    tensors, numbers = as_tensors(schedule) if schedule is not None else (None, None)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        found = _Functional.apply(q, k, v, seed, *terms, *(flat[0] or ()), (mask, flat[1], options))
+        constants = Constants(key, numbers, options)
+        found = _Functional.apply(q, k, v, seed, *terms, *(tensors or ()), constants)
     else:
-        call = mask, *flat, seed, *terms, *options, needs_grad
+        call = key, tensors, numbers, seed, *terms, *options, needs_grad
         found = torch.ops.sparseflash.forward(q, k, v, *call)
     out, lse, max_scores = found
-    return Results(out, lse, max_scores if options[-1] else None)
+    return Results(out, lse, max_scores if options.max_scores else None)
+
+
+class Constants(NamedTuple):
+    """Arguments of an operator that are no tensors."""
+
+    mask: str
+    numbers: list[int] | None  # of a schedule
+    options: Options
 
 
 def plain(*tensors: Any) -> bool:
@@ -183,7 +196,8 @@ def _call(seed: Tensor | None, *rest: Any) -> tuple[Any, ...]:
     constants.
     """
     *tensors, (mask, numbers, options) = rest
-    return mask, tensors[N_TERMS:] or None, numbers, seed, *tensors[:N_TERMS], *options
+    terms, schedule = tensors[:N_TERMS], tensors[N_TERMS:]
+    return mask, schedule or None, numbers, seed, *terms, *options
 
 
 def _with_seed(gradients: Sequence[Any], terms: Sequence[Any]) -> tuple[Tensor | None, ...]:
@@ -215,7 +229,7 @@ def _run_backward(
 
 def _find_plan(
     qkv: tuple[Tensor, Tensor, Tensor], mask: str, tensors: list[Tensor] | None,
-    numbers: list[int] | None, options: tuple[Any, ...], needs_grad: bool,
+    numbers: list[int] | None, options: Options, needs_grad: bool,
 ) -> tuple[Plan, Schedule | None]:  # fmt: skip
     """Return the plan of an operator's call, and the schedule that it brings."""
     schedule = from_tensors(tensors, numbers) if tensors and numbers else None
@@ -227,15 +241,16 @@ def _find_plan(
 @torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
 def _forward(q, k, v, mask, schedule, numbers, seed, *call):
     *options, needs_grad = call[N_TERMS:]
-    plan, made = _find_plan((q, k, v), mask, schedule, numbers, tuple(options), needs_grad)
+    plan, made = _find_plan((q, k, v), mask, schedule, numbers, Options(*options), needs_grad)
     with no_autocast(q):
         found = plan.forward(q, k, v, seed, TermTensors(*call[:N_TERMS]), made)
     return tuple(q.new_empty(0, dtype=found.lse.dtype) if t is None else t for t in found)
 
 
 @torch.library.impl("sparseflash::backward", ("CPU", "CUDA"))
-def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
-    terms, options = call[:N_TERMS], call[N_TERMS:]
+def _backward(dout, dlse, q, k, v, out, lse, *call):
+    mask, schedule, numbers, seed, *rest = call
+    terms, options = rest[:N_TERMS], Options(*rest[N_TERMS:])
     plan, made = _find_plan((q, k, v), mask, schedule, numbers, options, True)
     saved = Saved(q, k, v, out, lse, seed, TermTensors(*terms))
     gradients = _run_backward(plan, dout, dlse, saved, made)
@@ -245,14 +260,16 @@ def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *cal
 @torch.library.register_fake("sparseflash::forward")
 def _forward_fake(q, k, v, *call):
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    *_, wanted, _needs_grad = call
+    *_, wanted, _needs_grad = call  # the last of `Options` is max_scores
     lse = q.new_empty(q.shape[:3], dtype=dtype)
     return empty_out(q, v), lse, torch.empty_like(lse) if wanted else lse.new_empty(0)
 
 
 @torch.library.register_fake("sparseflash::backward")
-def _backward_fake(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
-    of_terms = (q.new_empty(0) if t is None else torch.empty_like(t) for t in call[:2])
+def _backward_fake(dout, dlse, q, k, v, out, lse, *call):
+    _mask, _schedule, _numbers, _seed, *rest = call
+    sink, bias, *_ = rest
+    of_terms = (q.new_empty(0) if t is None else torch.empty_like(t) for t in (sink, bias))
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *of_terms
 
 
@@ -262,7 +279,7 @@ def _save(ctx, inputs, output):
     ctx.mark_non_differentiable(max_scores)
     ctx.save_for_backward(q, k, v, out, lse, seed, *rest[:N_TERMS], *(schedule or ()))
     ctx.set_materialize_grads(False)
-    ctx.constants = mask, numbers, rest[N_TERMS:]
+    ctx.constants = Constants(mask, numbers, Options(*rest[N_TERMS:]))
 
 
 def _differentiate(ctx, dout, dlse, _):
@@ -274,7 +291,7 @@ def _differentiate(ctx, dout, dlse, _):
         dout, dlse, q, k, v, out, lse, *_call(*rest, ctx.constants)
     )
     dq, dk, dv, *others = _with_seed(gradients, terms)
-    no_options = (None for _ in (*ctx.constants[2], "needs_grad"))
+    no_options = (None for _ in (*ctx.constants.options, "needs_grad"))
     return dq, dk, dv, None, [None] * len(schedule) or None, None, *others, *no_options
 
 

@@ -1,4 +1,4 @@
-"""Block codes and bit tiles of spans, in plain torch.
+"""Masks of spans: their block codes and bit tiles, in plain torch.
 
 Shapes are known to the host, so nothing waits and torch.compile traces it.
 """
@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks.block_lists import EMPTY, FULL
-from sparseflash.dynamic.selection import number_tiles
+from sparseflash.dynamic.selection import Selection, number_tiles
+from sparseflash.operators.twin import twin
 from sparseflash.schedule.bits import interval_bits
 
 Blocks = tuple[Tensor, Tensor, Tensor]  # codes and bits of a `Selection`, and whether they fit
@@ -18,6 +19,20 @@ Blocks = tuple[Tensor, Tensor, Tensor]  # codes and bits of a `Selection`, and w
 _CHUNK = 2**26  # pairs of tokens that are compared at a time
 
 
+def _block_shapes(spans, n_other, block_q, block_k, room, columns):
+    batch, n = spans.shape[2:]
+    n_q, n_k = (n_other, n) if columns else (n, n_other)
+    codes = spans.new_empty((batch, 1, -(-n_q // block_q), -(-n_k // block_k)))
+    bits = spans.new_empty((room, block_q, -(-block_k // 32)))
+    return codes, bits, spans.new_empty((), dtype=torch.bool)
+
+
+@twin(
+    "packed",
+    "(Tensor spans, SymInt n_other, SymInt block_q, SymInt block_k, SymInt room, bool columns)"
+    " -> (Tensor, Tensor, Tensor)",
+    _block_shapes,
+)
 def span_blocks(
     spans: Tensor, n_other: int, block_q: int, block_k: int, room: int, columns: bool
 ) -> Blocks:
@@ -114,3 +129,34 @@ def counts(lines: Tensor, n: int, block: int, cols: int) -> tuple[Tensor, Tensor
         count = ends.scatter_add(1, place.long(), step) + count
     touched, filled = torch.as_tensor(count).unflatten(1, (2, -1)).cumsum(2)[..., :-1].unbind(1)
     return touched, filled
+
+
+def from_spans(
+    spans: Tensor, block_size: tuple[int, int], room: int, max_blocks: int, *,
+    n_k: int | None = None, columns: bool = False,
+) -> Selection:  # fmt: skip
+    """Return the mask of n x n_k tokens in which queries see these spans of keys; n_k is n by
+    default.
+
+    Args:
+        spans: int32 (spans, 2, batch, n), see spans.py. By columns they are of the keys: the
+            queries that see them. Blocks below one another then share tiles.
+        block_size: (block_q, block_k).
+        room: a bound on the tiles of all batch entries. More of them fail an assertion on the
+            device: a wrong mask would be worse.
+        max_blocks: a bound on the non-empty blocks of all batch entries.
+    """
+    n = spans.shape[3]
+    n_k = n if n_k is None else n_k
+    codes, bits, fits = span_blocks(spans, n if columns else n_k, *block_size, room, columns)
+    if room < codes.numel():
+        message = f"more than {room} partial blocks: the offsets are not those of a packing"
+        torch._assert_async(fits, message)  # pyright: ignore
+    owned = 0 if columns else room
+    return Selection(codes, bits, n, n_k, block_size, max_blocks, owned)
+
+
+def touching(n: int, block_size: tuple[int, int]) -> int:
+    """Blocks on the diagonal of n x n tokens and below it."""
+    block_q, block_k = block_size
+    return sum(-(-min(end, n) // block_k) for end in range(block_q, n + block_q, block_q))

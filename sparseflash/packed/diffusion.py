@@ -5,8 +5,9 @@ from torch import Tensor
 
 from masks.checks import block_sizes, flag, integer
 from sparseflash.dynamic.selection import Selection
+from sparseflash.packed.blocks import from_spans
 from sparseflash.packed.offsets import check_offsets
-from sparseflash.packed.steps import diffusion_spans, from_spans
+from sparseflash.packed.spans import diffusion_spans
 
 
 @torch.no_grad()

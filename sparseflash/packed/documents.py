@@ -8,8 +8,9 @@ from torch import Tensor
 from masks.checks import block_sizes, flag, integer
 from sparseflash.checks import readable
 from sparseflash.dynamic.selection import Selection
+from sparseflash.packed.blocks import from_spans, touching
 from sparseflash.packed.offsets import check_integers, check_offsets
-from sparseflash.packed.steps import document_spans, from_spans, touching
+from sparseflash.packed.spans import document_spans
 
 
 @torch.no_grad()

@@ -7,8 +7,9 @@ import masks
 from masks.checks import block_sizes, integer
 from sparseflash.checks import readable
 from sparseflash.dynamic.selection import Selection
+from sparseflash.packed.blocks import from_spans, touching
 from sparseflash.packed.offsets import check_integers
-from sparseflash.packed.steps import from_spans, touching, tree_spans
+from sparseflash.packed.spans import tree_spans
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 and sparseflash::picked_backward, and what they take.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -47,21 +48,23 @@ def _check(picks: Picks, q: Tensor, k: Tensor) -> None:
         raise ValueError(f"the picks are on {picks.blocks.device}, q on {q.device}: pick from q")
 
 
-def why_not(
-    q: Tensor, k: Tensor, v: Tensor, picks: Picks, lengths: Any, starts: Any, terms: Any,
-    dropout_p: float, max_scores: bool, backend: str,
-) -> str | None:  # fmt: skip
-    """Why a call with picks becomes one with a selection, or None; ValueError where they misfit."""
+def why_not(q: Tensor, k: Tensor, v: Tensor, picks: Picks, call: Mapping[str, Any]) -> str | None:
+    """Return why a call with picks becomes one with a selection, or None.
+
+    call: the arguments of `attention` after the mask. Raises ValueError for picks that misfit.
+    """
     check_tensors(q, k, v)
     _check(picks, q, k)
     if is_empty(q, k):
         return "there is no sequence, no query or no key"
+    backend = call.get("backend", "auto")
     if backend not in ("auto", "triton"):
         return f"backend={backend!r} has no lists for each query"
-    given = {"lengths": lengths is not None, "starts": starts is not None}
-    given |= {"terms": terms is not None, "dropout": dropout_p > 0}
-    for name, wanted in (given | {"return_max_scores": max_scores}).items():
-        if wanted:
+    for name in ("lengths", "starts", "terms"):
+        if call.get(name) is not None:
+            return f"there is no {name} with lists for each query"
+    for name in ("dropout_p", "return_max_scores"):
+        if call.get(name):
             return f"there is no {name} with lists for each query"
     if not torch.compiler.is_compiling():
         check_transforms(q, k, v)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparseflash.kernels.common.device import kernels_of, on_nvidia
+from sparseflash.operators.twin import twin
 from sparseflash.schedule.bits import cell_bytes, fragments
 from sparseflash.schedule.blocks import BlockLists, Schedule, TileLists, as_tensors, from_tensors
 from sparseflash.schedule.locality import seen_order, unseen_bands
@@ -24,12 +24,8 @@ def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
     """
     n_bands = next(n for n in range(unseen_bands(spec), 0, -1) if spec.group % n == 0)
     cut = spec._replace(kv_heads=spec.kv_heads * n_bands)  # a band is a smaller group
-    if torch.compiler.is_compiling():
-        given = as_tensors(schedule.with_lists(()))
-        made = torch.ops.sparseflash.tile_lists(*given, [int(x) for x in cut])
-    else:
-        made = _cut(schedule, cut)
-    items, idx, bit, bits = made
+    given = as_tensors(schedule.with_lists(()))
+    items, idx, bit, bits = cut_schedule(*given, [int(x) for x in cut])
     heads, partial = spec.list_heads(schedule.heads), schedule.n_partial > 0
     slices = schedule.batch * heads
     merge, n_parts = items.new_empty(slices, 0, 4), 0
@@ -76,35 +72,16 @@ def _all_merged(items: Tensor, n_bands: int) -> Tensor:
     return torch.stack(columns, dim=1).repeat(slices, 1, 1)
 
 
-def _cut(schedule: Schedule, spec: TileSpec) -> Made:
-    if not on_nvidia(schedule.bits):
-        return cut_torch(schedule, spec)
-    return kernels_of("schedule").cut_schedule(schedule, spec)
-
-
-# An operator of its own, so that a compiled function has the same kernels.
-torch.library.define(
-    "sparseflash::tile_lists",
-    f"(Tensor[] tensors, SymInt[] numbers, SymInt[] spec) -> ({', '.join(['Tensor'] * 4)})",
+@twin(
+    "schedule",
+    "(Tensor[] tensors, SymInt[] numbers, SymInt[] fields) -> (Tensor, Tensor, Tensor, Tensor)",
 )
+def cut_schedule(tensors: Sequence[Tensor], numbers: Sequence[int], fields: Sequence[int]) -> Made:
+    """Return the tensors of `dynamic_lists`.
 
-
-@torch.library.impl("sparseflash::tile_lists", ("CPU", "CUDA"))
-def _tile_lists(tensors, numbers, spec):
-    return _cut(from_tensors(tensors, numbers), _spec(spec))
-
-
-@torch.library.register_fake("sparseflash::tile_lists")
-def _tile_lists_fake(tensors, numbers, spec):
-    return cut_torch(from_tensors(tensors, numbers), _spec(spec))
-
-
-def _spec(numbers: Sequence[int]) -> TileSpec:
-    return TileSpec._make([bool(numbers[0]), *numbers[1:]])
-
-
-def cut_torch(schedule: Schedule, spec: TileSpec) -> Made:
-    """Return the tensors of `dynamic_lists`, in plain torch."""
+    tensors, numbers: `as_tensors` of the schedule; fields: those of the `TileSpec`, as ints.
+    """
+    schedule, spec = from_tensors(tensors, numbers), TileSpec.of_ints(fields)
     block_major, block_minor = spec.block_sizes(schedule)
     n_major, n_minor = spec.tokens
     majors, minors = block_major // spec.major, block_minor // spec.minor

@@ -1,5 +1,7 @@
 """Triton kernels that cut the lists and the bits of a schedule into the tiles of a kernel."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -7,15 +9,18 @@ from torch import Tensor
 
 from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
-from sparseflash.schedule.blocks import Schedule
+from sparseflash.schedule.blocks import from_tensors
 from sparseflash.schedule.tile_spec import SPARE, TileSpec
 
 _SIZE = 256  # entries at a time
 _LINES = 64  # rows of bits of a program
 
 
-def cut_schedule(schedule: Schedule, spec: TileSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`dynamic.cut_torch` in two kernels: one for the lists, one for the bits."""
+def cut_schedule(
+    tensors: Sequence[Tensor], numbers: Sequence[int], fields: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two launches: one for the lists, one for the bits. See `dynamic_tiles.py`."""
+    schedule, spec = from_tensors(tensors, numbers), TileSpec.of_ints(fields)
     block_major, block_minor = spec.block_sizes(schedule)
     n_major, n_minor = spec.tokens
     majors, minors = block_major // spec.major, block_minor // spec.minor

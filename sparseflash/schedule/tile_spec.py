@@ -1,5 +1,6 @@
 """Parameters of a work list."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -39,6 +40,11 @@ class TileSpec(NamedTuple):
         """For the rows or the columns of the mask of a problem."""
         extents = problem.n_q, problem.n_k, problem.batch, problem.heads, problem.kv_heads
         return TileSpec(side == "rows", major, minor, *extents, sms, traffic)
+
+    @staticmethod
+    def of_ints(fields: Sequence[int]) -> "TileSpec":
+        """Return the spec whose fields these are, with the bool as an int."""
+        return TileSpec._make([bool(fields[0]), *fields[1:]])
 
     def block_sizes(self, schedule: Schedule | ScheduleFacts) -> tuple[int, int]:
         """Tokens of the blocks of a schedule: major, minor."""

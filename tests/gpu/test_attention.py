@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import masks
+from sparseflash.schedule import locality
 from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
 from sparseflash.schedule.tile_spec import TileSpec
-from sparseflash.tiles import locality
 from tests.attention_cases import (
     DTYPES,
     GPU_LENGTHS,

@@ -220,13 +220,13 @@ def test_dispatch_mode_sees_the_operators():
 def test_torch_can_ask_for_deterministic_gradients(name, monkeypatch):
     """Set as a whole with torch.use_deterministic_algorithms, in place of the argument."""
     module, seen = import_module("sparseflash.attention"), []
-    checked = module._checked
+    enter = module.request_of
 
-    def spy(q, k, v, mask, call, *rest, **options):
-        seen.append(call[2])
-        return checked(q, k, v, mask, call, *rest, **options)
+    def spy(q, k, v, mask, options, *rest, **more):
+        seen.append(options.deterministic)
+        return enter(q, k, v, mask, options, *rest, **more)
 
-    monkeypatch.setattr(module, "_checked", spy)
+    monkeypatch.setattr(module, "request_of", spy)
     qkv = small(37)  # which no other call has planned
     for asked in (True, False):
         monkeypatch.setattr("torch.are_deterministic_algorithms_enabled", lambda asked=asked: asked)

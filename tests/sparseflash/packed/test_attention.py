@@ -10,8 +10,8 @@ import masks
 import sparseflash
 from sparseflash import packed
 from sparseflash.dynamic.lists import schedule_from_selection
+from sparseflash.packed.blocks import from_spans
 from sparseflash.packed.spans import apart
-from sparseflash.packed.steps import from_spans
 from sparseflash.schedule.blocks import as_tensors
 from sparseflash.testing import assert_close, make_qkv, oracle
 from tests import packing_cases

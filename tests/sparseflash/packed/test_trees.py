@@ -8,7 +8,8 @@ import torch
 
 import masks
 from sparseflash import attention, packed
-from sparseflash.packed.steps import from_spans, tree_spans
+from sparseflash.packed.blocks import from_spans
+from sparseflash.packed.spans import tree_spans
 from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
 
 Walk = tuple[list[int], list[int]]

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from sparseflash.dynamic.lists import schedule_from_selection
-from sparseflash.schedule.dynamic_tiles import cut_torch, dynamic_lists
+from sparseflash.schedule.blocks import as_tensors
+from sparseflash.schedule.dynamic_tiles import cut_schedule, dynamic_lists
 from sparseflash.schedule.tile_spec import TileSpec
 from sparseflash.select import Selection
 
@@ -54,6 +55,11 @@ def assert_equal(found, expected):
         assert torch.equal(a, b)
 
 
+def assert_same_cut(schedule, spec):
+    given = *as_tensors(schedule), [int(x) for x in spec]
+    assert_equal(kernels.cut_schedule(*given), cut_schedule.__wrapped__(*given))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_same_lists_as_in_torch(seed, monkeypatch):
     monkeypatch.setattr(kernels, "_SIZE", 4 if seed % 2 else 256)  # many programs to a list
@@ -61,7 +67,7 @@ def test_same_lists_as_in_torch(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     for _ in range(12 if seed % 2 == 0 else 5):
         schedule, spec = random_case(rng)
-        assert_equal(kernels.cut_schedule(schedule, spec), cut_torch(schedule, spec))
+        assert_same_cut(schedule, spec)
 
 
 def test_several_programs_share_a_long_list(monkeypatch):
@@ -71,7 +77,7 @@ def test_several_programs_share_a_long_list(monkeypatch):
     selection = Selection(codes, bits, 32, 512, (16, 16), max_blocks=64)
     schedule = schedule_from_selection(selection, 32, 512, 1, 1, DEVICE)
     spec = TileSpec(True, 16, 16, 32, 512, 1, 1, 1, 132)
-    assert_equal(kernels.cut_schedule(schedule, spec), cut_torch(schedule, spec))
+    assert_same_cut(schedule, spec)
 
 
 def test_no_room_for_any_block():
@@ -80,7 +86,7 @@ def test_no_room_for_any_block():
     selection = Selection(codes, bits, 128, 128, (64, 64), max_blocks=0)
     schedule = schedule_from_selection(selection, 128, 128, 1, 1, DEVICE)
     spec = TileSpec(True, 64, 64, 128, 128, 1, 1, 1, 132)
-    assert_equal(kernels.cut_schedule(schedule, spec), cut_torch(schedule, spec))
+    assert_same_cut(schedule, spec)
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import masks
+from sparseflash.schedule import locality as module
 from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.order import ordered
-from sparseflash.tiles import locality as module
 from tests.sparseflash.schedule.test_tile_lists import (
     build,
     check,

@@ -10,13 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import masks
 from sparseflash.cache import Cache
 from sparseflash.dynamic.lists import schedule_from_selection
+from sparseflash.schedule import bits as bits_module
+from sparseflash.schedule import tile_lists as module
 from sparseflash.schedule.bits import same_rows
 from sparseflash.schedule.blocks import TileLists, as_tensors, from_tensors, schedule_for
 from sparseflash.schedule.tile_lists import indivisible, tile_entries, tile_lists
 from sparseflash.schedule.tile_spec import TileSpec
 from sparseflash.select import Selection
-from sparseflash.tiles import bits as bits_module
-from sparseflash.tiles import lists as module
 from tests.sparseflash.walks import random_mask
 
 SMS = 132

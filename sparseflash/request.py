@@ -1,7 +1,11 @@
-"""The forms of arguments that a call works with: dtypes, layouts, masks."""
+"""How a call enters: its options, and its arguments in the forms that a plan takes.
+
+`attention`, `plan`, `explain` and `decode` begin with `options_of`. A call whose plan is not known
+becomes a `Request`, whether it is eager, compiled, transformed, planned or explained.
+"""
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,12 +13,23 @@ from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from, parse
 from masks.algebra import Transform
-from sparseflash.checks import check_extents, is_empty, is_wrapped
+from sparseflash.backends.protocol import NO_TERMS, TermTensors
+from sparseflash.backends.registry import NAMES
+from sparseflash.checks import (
+    check_extents,
+    check_options,
+    check_tensors,
+    check_transforms,
+    is_empty,
+    is_wrapped,
+)
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
 from sparseflash.picks.picks import Picks
+from sparseflash.problem import Options, Problem, describe
 from sparseflash.schedule.blocks import Schedule
 from sparseflash.select.base import Selector
+from sparseflash.terms import term_options
 
 REMEDIES = {  # what other functions call it: what to write here
     "attn_mask": "pass mask=, a masks.Mask or a bool tensor, True where allowed",
@@ -59,8 +74,85 @@ def refuse_unknown(function: str, given: dict[str, Any]) -> None:
         raise TypeError(f"{text}: {how}" if how else f"{text}; see help(sparseflash.{function})")
 
 
-def as_float(scale: Any) -> float | None:
-    return scale if scale is None or type(scale) is float else float(scale)
+def options_of(
+    scale: Any,
+    dropout_p: Any,
+    deterministic: Any,
+    backend: Any,
+    terms: Any = None,
+    *,
+    max_scores: Any = False,
+    names: tuple[str, ...] = NAMES,
+    **flags: Any,
+) -> Options:
+    """Return the options of a call; ValueError for a wrong type or value.
+
+    names: the backends to choose from; flags: further booleans that are checked.
+    """
+    flags |= {"deterministic": deterministic, "return_max_scores": max_scores}
+    check_options(scale, dropout_p, backend, names, **flags)
+    if scale is not None and type(scale) is not float:
+        scale = float(scale)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    return Options(scale, dropout_p, deterministic, backend, *term_options(terms), max_scores)
+
+
+class Request(NamedTuple):
+    """A call whose arguments are checked, in the forms that a plan takes.
+
+    Neither a mask nor a schedule means dense attention, or nothing to attend to.
+    """
+
+    q: Tensor  # the elements of the head dim lie side by side, as in k and v
+    k: Tensor
+    v: Tensor
+    mask: Mask | BlockMask | None
+    schedule: Schedule | None  # of a selection, or a plan
+    options: Options
+    terms: TermTensors
+    needs_grad: bool
+
+    def problem(self) -> Problem:
+        """Return what the plan of this call depends on."""
+        identity = self.mask.key if self.mask is not None else None
+        if self.schedule is not None:
+            identity = self.schedule.facts
+        return describe(self.q, self.k, self.v, identity, self.options, self.needs_grad)
+
+
+def request_of(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    options: Options,
+    terms: TermTensors = NO_TERMS,
+    *,
+    needs_grad: bool | None = None,
+) -> Request:
+    """Return the checked call; ValueError for arguments that do not fit together.
+
+    needs_grad: whether a backward is prepared; by default where a gradient may be asked for.
+    """
+    check_tensors(q, k, v)
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        check_transforms(q, k, v, *(t for t in terms if t is not None))
+    if needs_grad is None:
+        needs_grad = wants_grad(q, k, v, *terms)
+    q, k, v = contiguous(q, k, v)
+    mask = unless_empty(mask, q, k)
+    if compiling and isinstance(mask, np.ndarray | Tensor):
+        raise ValueError(
+            f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"
+        )
+    mask = as_mask(mask)
+    if isinstance(mask, BlockMask):
+        check_extents(mask, *extents_of(q, k), k.shape[1])
+    schedule = schedule_of(mask, q, k)
+    return Request(
+        q, k, v, mask if schedule is None else None, schedule, options, terms, needs_grad
+    )
 
 
 def wants_grad(*tensors: Tensor | None) -> bool:
