@@ -50,7 +50,7 @@ def check_scale(scale: Any) -> None:
 
 
 def is_number(x: Any) -> bool:
-    """Whether x is a number of Python or NumPy; a bool is none."""
+    """Whether x is a number of Python or NumPy; a bool is not."""
     return type(x) is float or (isinstance(x, Real) and not isinstance(x, bool))
 
 

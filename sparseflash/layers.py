@@ -98,7 +98,9 @@ class BlockSparseAttention(nn.Module):
         if head_dim is not None:
             head_dim = integer("head_dim", head_dim, min=1)
         if head_dim is None and dim % heads:
-            raise ValueError(f"dim is {dim}, no multiple of heads, {heads}; or give head_dim")
+            raise ValueError(
+                f"dim is {dim}, not a multiple of heads, {heads}; pass head_dim, or another dim"
+            )
         if kv_heads is not None and heads % kv_heads:
             raise ValueError(f"kv_heads is {kv_heads}; it must divide heads, {heads}")
         if not is_number(dropout) or not 0 <= dropout < 1:

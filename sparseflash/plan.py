@@ -81,8 +81,8 @@ def plan_for(
 ) -> Plan:
     """Return the plan of a problem, from the cache.
 
-    mask: looked up by its key where it is None. schedule: one with the facts in `problem.mask`,
-        where that is no key.
+    mask: looked up by its key where it is None. schedule: one whose facts are `problem.mask`, for
+        calls that bring their own.
     Raises ValueError where no backend, or not the named one, can run the problem in every direction
     that is asked for.
     """

@@ -226,7 +226,7 @@ def as_mask_or_selector(mask: Any) -> Mask | BlockMask | Selector | None:
 
 
 def remedy(mask: Any) -> str:
-    """How to make a mask of what is none, as the end of an error."""
+    """Return how to make a mask of an object that is not one, as the end of an error."""
     if isinstance(mask, bool):
         return " (masks.causal() is the mask that is_causal=True means)"
     if isinstance(mask, str):

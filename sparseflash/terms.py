@@ -35,7 +35,7 @@ class Terms(NamedTuple):
 def term_options(terms: Any) -> tuple[float, bool]:
     """Return the last two of `Options`.
 
-    Raises ValueError for what is no `Terms`, and for a softcap that is no positive number.
+    Raises ValueError if `terms` is not a `Terms`, or its softcap not a positive finite number.
     """
     if terms is None:
         return 0.0, False

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from experiments.bench.cases import DENSE
 from experiments.common.figures import OTHER, Style
-from sparseflash.kernels.common.device import nvidia_capability, told
+from sparseflash.kernels.common.device import described, nvidia_capability
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 DIRECTIONS = ("forward", "backward")
@@ -84,7 +84,7 @@ def not_hopper(case: Any, device: torch.device, dtypes: tuple[str, ...]) -> str 
     if device.type != "cuda":
         return f"needs a CUDA device, not {device}"
     if (capability := nvidia_capability(device)) != (9, 0):
-        return f"measured on compute capability 9.0 only, and {told(capability)}"
+        return f"measured on compute capability 9.0 only, and {described(capability)}"
     if case.dtype not in dtypes:
         return f"takes {' and '.join(dtypes)}, not {case.dtype}"
     return None

@@ -22,7 +22,7 @@ from sparseflash.backends.protocol import (
     empty_out,
 )
 from sparseflash.dropout import keep_scale, keep_threshold
-from sparseflash.kernels.common.device import interpreted, nvidia_capability, told
+from sparseflash.kernels.common.device import described, interpreted, nvidia_capability
 from sparseflash.kernels.common.launch import Launch
 from sparseflash.kernels.common.shapes import (
     STEPS,
@@ -64,7 +64,7 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         capability = nvidia_capability(problem.device)
         if capability is not None and capability >= (8, 0):
             return None
-        return f"it needs an NVIDIA GPU of compute capability 8.0; {told(capability)}"
+        return f"it needs an NVIDIA GPU of compute capability 8.0; {described(capability)}"
     if problem.dtype == torch.bfloat16:
         return "Triton's interpreter multiplies bfloat16 wrongly; use float32 or float16 there"
     if release(triton.__version__) < (3, 7) and release(np.__version__) >= (2, 4):

@@ -42,8 +42,8 @@ def _check_pages(q: Any, k: Any, v: Any, table: Any) -> None:
         if q.shape[1] % k.shape[2]:
             raise ValueError(
                 f"k has shape {tuple(k.shape)}, with a block_table {k.shape[2]} heads, and q"
-                f" {q.shape[1]}, no multiple: pass a cache of (pages, page size, heads, head dim),"
-                " or no block_table for one of (batch, heads, length, head dim)"
+                f" {q.shape[1]}, not a multiple of that: pass a cache of (pages, page size, heads,"
+                " head dim), or no block_table for one of (batch, heads, length, head dim)"
             )
         # one page, as if it were the cache of every sequence
         k, v = (t[:1].transpose(1, 2).expand(q.shape[0], -1, -1, -1) for t in (k, v))
@@ -74,6 +74,6 @@ def check_no_gradient(*tensors: Any) -> None:
 
 
 def check_splits(splits: Any) -> None:
-    """Raise ValueError for a number of parts that is none."""
+    """Raise ValueError for `splits` that are not an int between 1 and 256."""
     if splits is not None and (type(splits) is not int or not 1 <= splits <= 256):
         raise ValueError(f"splits is {splits!r}; pass an int between 1 and 256, or None")

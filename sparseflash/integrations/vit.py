@@ -66,8 +66,8 @@ def _check(layer: Any) -> None:
             torch.testing.assert_close(_forward(layer, None, tokens), layer(tokens))
     except Exception as error:
         raise ValueError(
-            f"{type(layer).__name__} is no plain softmax attention of queries, keys and values: put"
-            " sparseflash.BlockSparseAttention into the layers"
+            f"{type(layer).__name__} is not plain softmax attention of queries, keys and values:"
+            " put sparseflash.BlockSparseAttention into the layers"
         ) from error
     finally:
         layer.train(training)

@@ -98,7 +98,7 @@ class TileLists(NamedTuple):
 
     @property
     def numbers(self) -> tuple[object, ...]:
-        """All that is no tensor: what a launch depends on beside addresses."""
+        """The other fields: what a launch depends on beside the addresses of the tensors."""
         return self[self._fields.index("n_items") :]
 
 

@@ -6,8 +6,8 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash import schedule
 from sparseflash.dropout import keep_mask
+from sparseflash.schedule import blocks as schedule
 from sparseflash.testing import assert_close, relative_error
 from tests.op_cases import BACKENDS, MASK, assert_same, exact, run, small, token_major
 

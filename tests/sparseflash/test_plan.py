@@ -31,7 +31,7 @@ def assert_right(out, qkv, mask, scale=None):
 @pytest.fixture
 def checked(monkeypatch):
     """One entry for every call that is checked in full."""
-    module, entries = import_module("sparseflash.attention"), []
+    module, entries = import_module("sparseflash.request"), []
     check = module.check_tensors
     monkeypatch.setattr(module, "check_tensors", lambda *qkv: entries.append(1) or check(*qkv))
     return entries
@@ -143,7 +143,7 @@ def test_selections_and_dropout_have_plans():
 
 def limit(monkeypatch, max_entries: int, max_bytes: int = 2**30) -> Cache:
     small = Cache(max_entries, max_bytes)
-    for module in ("attention", "plan", "schedule", "ops.attention", "tiles.lists"):
+    for module in ("plan", "schedule.blocks", "operators.attention", "schedule.tile_lists"):
         monkeypatch.setattr(import_module(f"sparseflash.{module}"), "cache", small)
     return small
 

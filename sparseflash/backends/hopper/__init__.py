@@ -11,7 +11,7 @@ from sparseflash.backends.hopper.backward import Backward, backward_form
 from sparseflash.backends.hopper.forward import Forward, forward_spec, forward_tiles_for
 from sparseflash.backends.hopper.tma import ALIGNED, not_copied
 from sparseflash.backends.protocol import Direction
-from sparseflash.kernels.common.device import nvidia_capability, told
+from sparseflash.kernels.common.device import described, nvidia_capability
 from sparseflash.kernels.common.versions import untested
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, ScheduleFacts
@@ -42,7 +42,7 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
             return reason
     for tensors, width in (("q and k", problem.head_dim), ("v", problem.head_dim_v)):
         if width % 8:  # also where their strides have room: out and the gradients have none
-            return f"the head dim of {tensors}, {width}, is no multiple of 8; pad it"
+            return f"the head dim of {tensors}, {width}, is not a multiple of 8; pad it"
     if not isinstance(facts := problem.mask, ScheduleFacts):
         return None
     if direction == "forward":
@@ -65,7 +65,7 @@ def _missing(device: torch.device) -> str | None:
     """Why kernels for Hopper GPUs cannot run on a CUDA device, or None."""
     capability = nvidia_capability(device)
     if capability != (9, 0):
-        return f"it needs a Hopper GPU, compute capability 9.0; {told(capability)}"
+        return f"it needs a Hopper GPU, compute capability 9.0; {described(capability)}"
     return gluon_missing()
 
 

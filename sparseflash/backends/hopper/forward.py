@@ -31,9 +31,7 @@ class Forward:
     """One persistent kernel over the rows of the mask, and one that merges rows that it split."""
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
-        from sparseflash.kernels.hopper.forward import attention_forward
-        from sparseflash.kernels.hopper.gluon import HOISTS
-        from sparseflash.kernels.hopper.merge_parts import merge_parts
+        from sparseflash.kernels.hopper import forward, gluon, merge_parts
 
         facts = None if schedule is None else schedule.facts
         static = schedule is None or not schedule.dynamic
@@ -43,11 +41,11 @@ class Forward:
         self.tiles = forward_tiles_for(problem, facts, sms, schedule if static else None)
         dims = problem.head_dim, problem.head_dim_v
         # beside dropout and the parts of split tiles there are no registers for it
-        self.keep_q = not self.dropout_p and keeps_q(self.tiles, *dims, hoists=HOISTS.value)
+        self.keep_q = not self.dropout_p and keeps_q(self.tiles, *dims, hoists=gluon.HOISTS.value)
         self.programs = sms * self.tiles.programs
         self.specs = (forward_spec(problem, self.tiles, sms),)
-        self._launch = Launch(attention_forward, static=static)
-        self._merge = Launch(merge_parts, static=static)
+        self._launch = Launch(forward.attention_forward, static=static)
+        self._merge = Launch(merge_parts.merge_parts, static=static)
         self._lse = {"size": problem.q_shape[:3], "dtype": torch.float32, "device": problem.device}
         self._device = problem.device
 

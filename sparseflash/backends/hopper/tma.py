@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparseflash.problem import Layout
 
-ALIGNED = "begins at an address that is no multiple of 16 bytes; clone it"
+ALIGNED = "begins at an address that is not a multiple of 16 bytes; clone it"
 
 
 def panel(width: int, columns: int) -> int:

@@ -47,7 +47,7 @@ def nvidia_capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device)
 
 
-def told(capability: tuple[int, int] | None) -> str:
+def described(capability: tuple[int, int] | None) -> str:
     """Return the end of a sentence that says which compute capability was asked for."""
     return "this is an AMD GPU" if capability is None else "this one has {}.{}".format(*capability)
 

@@ -62,7 +62,7 @@ class Launch:
             addresses.append(address)
             union |= address
         misaligned = ()
-        if union & 15:  # Triton compiles another kernel where an address is no multiple of 16
+        if union & 15:  # Triton compiles another kernel where an address is not a multiple of 16
             misaligned = tuple(i for i, address in enumerate(addresses) if address & 15)
         repeat = self._repeats.get((layout, misaligned))
         if repeat and repeat.device == torch._C._cuda_getDevice() and not repeat.hooked():
@@ -207,7 +207,9 @@ def _places(args: Sequence[Any], tensors: Sequence[Tensor | None]) -> dict[int, 
         base = getattr(arg, "base", None) if hasattr(arg, "block_shape") else arg
         if isinstance(base, Tensor):
             if id(base) not in numbers:
-                raise ValueError(f"argument {i} of the kernel is none of the tensors of the launch")
+                raise ValueError(
+                    f"argument {i} of the kernel is not among the tensors of the launch: add it"
+                )
             places[i] = numbers[id(base)]
     return places
 

@@ -16,9 +16,9 @@ def shared_strides(x: Tensor, dims: tuple[int, ...] = (0, 1)) -> tuple[int, ...]
 
 @triton.jit
 def clamped(score):
-    """Finite scores: what is no number is the lowest."""
+    """Return finite scores; NaN becomes the lowest."""
     score = tl.where(score == score, score, -LARGE)
-    score = tl.where(score == 0.0, 0.0, score)  # -0.0 is no less
+    score = tl.where(score == 0.0, 0.0, score)  # -0.0 counts as 0.0
     return tl.minimum(tl.maximum(score, -LARGE), LARGE)
 
 
@@ -32,7 +32,7 @@ def sortable(x):
 @triton.jit
 def best(key, candidate, count, WIDTH: tl.constexpr):
     """Return the `count` highest candidates of every row, all where there are fewer, and none for 0
-    or less; among equals the first come first. key: uint32 (rows, WIDTH), 0 for what is no
+    or less; among equals the first come first. key: uint32 (rows, WIDTH), 0 where there is no
     candidate.
 
     Halves an interval of thresholds until one leaves `count` above it, or none is left to try.

@@ -164,7 +164,7 @@ def test_what_other_options_do():
         found = sparseflash.attention(q, k, v, picks, **option)
         torch.testing.assert_close(found[0] if isinstance(found, tuple) else found, wanted)
     text = sparseflash.explain(q, k, v, picks, dropout_p=0.5, backend="triton")
-    assert text.startswith("picks become a selection: there is no dropout with lists for each")
+    assert "selection" in text.splitlines()[0] and "dropout" in text.splitlines()[0]
 
 
 def test_the_gradient_of_the_lse_alone():
@@ -227,7 +227,7 @@ def test_wide_heads_and_distant_tokens_become_a_selection():
         (near, apart, near, "strides below 2**23"),
         (near, near, near, "None"),
     ):
-        reason = module.why_not(q, k, v, picks, None, None, None, 0.0, False, "triton")
+        reason = module.why_not(q, k, v, picks, {"backend": "triton"})
         assert message in str(reason)
 
 

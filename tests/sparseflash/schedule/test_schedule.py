@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import masks
-from sparseflash import schedule as schedule_module
 from sparseflash.cache import Cache
+from sparseflash.schedule import blocks as schedule_module
 from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors, schedule_for
 from tests.sparseflash.walks import random_mask, walked
 
