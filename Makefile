@@ -39,8 +39,10 @@ speed: $(READY)
 PAGE := docs/results/h100/page.jsonl
 page: $(READY)
 	$(RUN) -c "import torch; torch.cuda.is_available() or exit('make page measures a GPU; torch finds none here')"
+	test -e $(PAGE) || gunzip --keep $(PAGE).gz
 	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 rows=$(PAGE) $(ARGS)
 	$(RUN) -m experiments.plot rows=$(PAGE) out=docs/figures/page unstable=false
+	gzip --force --no-name $(PAGE)
 	$(MAKE) pages
 
 pages: $(READY)

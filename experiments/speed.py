@@ -14,7 +14,6 @@ import sys
 
 from experiments.bench.run import KEY, Bench, Options, chosen, in_rounds, run, unstable
 from experiments.bench.tables import report
-from experiments.bench.timing import busy
 from experiments.common.devices import find_device
 from experiments.common.files import write_text
 from experiments.common.program import program
@@ -26,10 +25,11 @@ def main(options: Options, command: str) -> None:
     """Measure what the options ask for and print it as tables."""
     device = find_device(options.device)
     wanted = in_rounds(chosen(options, device), options.rounds)
-    if device.type == "cpu" and (used := busy() or 0) > 0.2 * (os.cpu_count() or 1):
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if device.type == "cpu" and load > 0.2 * cores:
         print(
-            f"warning: other programs use {used:.1f} of {os.cpu_count()} cores: end them, or times"
-            " and speed-ups will be off",
+            f"warning: the load of this machine is {load:.1f} on {cores} cores: end other programs,"
+            " or times and speed-ups will be off",
             file=sys.stderr,
         )
     rows = Rows(options.rows, KEY, fresh=options.fresh, allow_changes=options.allow_changes)

@@ -18,8 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.common.checks import choose
-from experiments.common.config import compose, make, store, words
+from experiments.common.config import choose, compose, make, store, words
 from experiments.common.devices import find_device
 from experiments.common.figures import save, style
 from experiments.common.program import HydraException

@@ -23,8 +23,7 @@ from typing import Any
 
 import torch
 
-from experiments.common.checks import choose
-from experiments.common.config import check, option
+from experiments.common.config import check, choose, option
 from experiments.common.files import digest, read_yaml
 from experiments.common.program import HydraException, OverridesParser, program
 from experiments.lm import settings as lm_settings

@@ -9,7 +9,7 @@ import torch
 
 import masks
 from experiments.bench.cost import Shape
-from experiments.common.checks import choose, whole_number
+from experiments.common.config import choose, whole_number
 from masks.patterns.bands import Band
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

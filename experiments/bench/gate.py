@@ -13,10 +13,19 @@ import torch
 from torch import Tensor
 
 from experiments.bench.cases import Case
+from sparseflash import Terms
 from sparseflash.testing import oracle, relative_error
 
 LIMIT = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 ROWS = 64
+
+
+class WrongResult(Exception):
+    """A result beyond its limit: the text is the status of the row, and `error` a field."""
+
+    def __init__(self, text: str, error: float):
+        super().__init__(text)
+        self.error = error
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +36,7 @@ class Gate:
     q: Tensor
     k: Tensor
     v: Tensor
+    terms: Terms | None = None
 
     @cached_property
     def rows(self) -> Tensor:
@@ -56,7 +66,7 @@ class Gate:
 
     @cached_property
     def expected(self) -> list[tuple[Tensor, ...]]:
-        """Per sampled slice: out, dq (group, rows, D) and dk, dv (n_k, D) in float64."""
+        """Per sampled slice in float64: out, dq (group, rows, D), dk, dv (n_k, D), and of terms."""
         return [self._slice(*sample) for sample in self.samples]
 
     def forward_error(self, out: Tensor) -> float:
@@ -77,17 +87,42 @@ class Gate:
         return max(errors)
 
     def verdict(self, error: float) -> str | None:
-        """Why a provider with this error is not timed, or None."""
+        """Return why a provider with this error is not timed, or None."""
         limit = LIMIT[self.q.dtype]
         return None if error < limit else f"wrong result: error {error:.3g}, limit {limit:g}"
 
-    @torch.enable_grad()
-    def _slice(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
-        q = self.q.detach()[b, heads, self.rows].double().requires_grad_()
-        k, v = (t.detach()[b, g].double().requires_grad_() for t in (self.k, self.v))
+    def passed(self, error: float) -> float:
+        """Return the error. Raise WrongResult if it is beyond the limit, or NaN."""
+        if wrong := self.verdict(error):
+            raise WrongResult(wrong, error)
+        return error
+
+    def inputs(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
+        """Return q (1, group, rows, D), k, v (1, 1, n_k, D) in float64 of a sampled slice, and
+        bool (1, group, rows, n_k): what the queries see.
+        """
+        q = self.q.detach()[b, heads, self.rows].double()[None]
+        k, v = (t.detach()[b, g].double()[None, None] for t in (self.k, self.v))
         rows = self.rows.cpu().numpy()
         masks = [self.case.allowed(b, h, rows) for h in range(heads.start, heads.stop)]
-        allowed = torch.from_numpy(np.stack(masks)).to(q.device)
-        out, _ = oracle(q[None], k[None, None], v[None, None], allowed[None])
+        return q, k, v, torch.from_numpy(np.stack(masks)).to(q.device)[None]
+
+    @torch.enable_grad()
+    def _slice(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
+        *qkv, allowed = self.inputs(b, heads, g)
+        own = {n: t.detach().double().requires_grad_() for n, t in learned(self.terms).items()}
+        q, k, v = (t.requires_grad_() for t in qkv)
+        terms = self.terms
+        if terms is not None:
+            slopes = None if terms.slopes is None else terms.slopes[heads]
+            terms = terms._replace(slopes=slopes, **{name: t[heads] for name, t in own.items()})
+        out, _ = oracle(q, k, v, allowed, terms=terms, place=self.rows - self.case.n_q)
         dout = self.dout[b, heads, self.rows].double()[None]
-        return (out[0].detach(), *torch.autograd.grad(out, (q, k, v), dout))
+        dq, dk, dv, *of_terms = torch.autograd.grad(out, (q, k, v, *own.values()), dout)
+        return (out[0].detach(), dq[0], dk[0, 0], dv[0, 0], *of_terms)
+
+
+def learned(terms: Terms | None) -> dict[str, Tensor]:
+    """Return the terms that have a gradient."""
+    values = {} if terms is None else {name: getattr(terms, name) for name in ("sink", "bias")}
+    return {name: value for name, value in values.items() if value is not None}

@@ -67,23 +67,35 @@ def page(device: torch.device) -> list[Part]:
     layouts.
 
     Each peer runs its own kernel for a mask where it has one. Random masks stand beside structured
-    ones where only a sparse mask is possible. On a CPU the same in small.
+    ones where only a sparse mask is possible, below one percent of the blocks.
     """
-    first, dense, block_sparse = _setting(device)
+    _on_a_gpu("page", device)
+    peers = installed("fa4", "fa4_window", "fa4_varlen", "cudnn_blocks", "cudnn_flex")
+    blocks, dense = ("hopper", "hopper_deterministic", *peers), "sdpa_cudnn"
     flex = ("flex", "flex_autotuned")  # the default is at times the faster one
-    n = first.n_q
+    n = 16384
+    first = Case(DENSE, 2, 16, 16, n, n, 128, "bfloat16", 128, 128)
     special = [f"sliding({n // 16 + 1})", f"local({n // 32})", *_packed(n)]
     parts = []
-    for shape in _two(first):
+    for shape in (first, replace(first, heads=32, kv_heads=32, head_dim=64)):
         by_density = _cases(shape, [DENSE, *_random_masks(128, 1.0, *DENSITIES)])
-        parts.append(Part(by_density, (*block_sparse, dense)))
+        parts.append(Part(by_density, (*blocks, dense)))
         turned = replace(shape, layout=LAYOUTS[1])
         other_layout = _cases(turned, [DENSE, *_random_masks(128, 0.25)])
-        parts.append(Part(other_layout, (*block_sparse, dense)))
-        parts.append(Part(_cases(shape, [CAUSAL]), (*block_sparse, dense, *flex)))
-        parts.append(Part(_cases(turned, special), (*block_sparse, *flex)))
+        parts.append(Part(other_layout, (*blocks, dense)))
+        parts.append(Part(_cases(shape, [CAUSAL]), (*blocks, dense, *flex)))
+        parts.append(Part(_cases(turned, special), (*blocks, *flex)))
         parts.append(Part(by_density[::3], flex))
-    return [*parts, *(Part(cases, block_sparse) for cases in _long(first))]
+    for n, heads, density in ((262144, 8, 0.005), (1048576, 2, 0.002)):
+        long = replace(first, batch=1, heads=heads, kv_heads=heads, n_q=n, n_k=n)
+        structured = "local(512) | butterfly(128) | global_tokens(64)"
+        parts.append(Part(_cases(long, [*_random_masks(128, density), structured]), blocks))
+    return parts
+
+
+def _on_a_gpu(grid: str, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise ValueError(f"grid={grid} needs a GPU, and the device is {device}: leave it out")
 
 
 def published(device: torch.device) -> list[Part]:
@@ -95,8 +107,7 @@ def published(device: torch.device) -> list[Part]:
     memory, about 20 GiB, is that of 56 heads backward in cuDNN, which takes 11 GiB beside the
     inputs.
     """
-    if device.type != "cuda":
-        raise ValueError(f"grid=published needs a GPU, and the device is {device}: leave it out")
+    _on_a_gpu("published", device)
 
     def shape(heads: int, n: int, kv_heads: int | None = None, layout: int = 0) -> Case:
         heads_k = kv_heads or heads
@@ -120,21 +131,6 @@ def published(device: torch.device) -> list[Part]:
     masks = [CAUSAL, _packed(grouped.n_q)[1], "random_blocks(0.1, per_head=True)"]
     parts.append(Part(_cases(grouped, masks), tuple(dict.fromkeys((*blocks, *spans)))))
     return parts
-
-
-def _setting(device: torch.device) -> tuple[Case, str, tuple[str, ...]]:
-    """Return the main shape of a device, torch's dense provider, and all with blocks."""
-    if device.type != "cuda":
-        return Case(DENSE, 1, 2, 2, 1024, 1024, 32, "float32", 128, 128), "sdpa", ("cpu",)
-    peers = installed("fa4", "fa4_window", "fa4_varlen", "cudnn_blocks", "cudnn_flex")
-    shape = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
-    return shape, "sdpa_cudnn", ("hopper", "hopper_deterministic", *peers)
-
-
-def _two(shape: Case) -> tuple[Case, Case]:
-    """Return a shape, and with heads of half the size."""
-    more = {"heads": 2 * shape.heads, "kv_heads": 2 * shape.heads} if shape.heads > 2 else {}
-    return shape, replace(shape, head_dim=shape.head_dim // 2, **more)
 
 
 def _interval_masks(n: int) -> list[str]:
@@ -168,20 +164,6 @@ def _scaled(lengths: Sequence[int], n: int) -> tuple[int, ...]:
     """Lengths in this proportion whose sum is n."""
     ends = [round(end * n / sum(lengths)) for end in accumulate(lengths)]
     return tuple(b - a for a, b in pairwise([0, *ends]))
-
-
-def _long(shape: Case) -> list[tuple[Case, ...]]:
-    """Return a random and a structured mask of sequences that only a sparse mask makes possible,
-    below one percent of the blocks.
-    """
-    big = shape.n_q == 16384
-    lengths = {262144: (8, 0.005), 1048576: (2, 0.002)} if big else {8192: (1, 0.03)}
-    cases = []
-    for n, (heads, density) in lengths.items():
-        long = replace(shape, batch=1, heads=heads, kv_heads=heads, n_q=n, n_k=n)
-        structured = "local(512) | butterfly(128) | global_tokens(64)"
-        cases.append(_cases(long, [*_random_masks(128, density), structured]))
-    return cases
 
 
 def _packed(n: int) -> list[str]:

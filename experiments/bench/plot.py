@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Any
 
 import numpy as np
@@ -277,7 +277,7 @@ def draw_masks(found: Sequence[masks.BlockMask]) -> Figure:
     for axes, blocks in zip(grid.flat, found, strict=False):
         blocks.draw(ax=axes)
         axes.set(xlabel="", ylabel="", xticks=[], yticks=[])
-        text = f"{_wrapped(blocks.text)}\n{blocks.n_q} tokens, density {blocks.density:.3f}"
+        text = f"{fill(blocks.text, 30)}\n{blocks.n_q} tokens, density {blocks.density:.3f}"
         axes.set_title(text, fontsize=7)
         for spine in axes.spines.values():
             spine.set(visible=True, color="0.7", lw=0.6)
@@ -287,15 +287,3 @@ def draw_masks(found: Sequence[masks.BlockMask]) -> Figure:
     labels = [str(handle.get_label()) for handle in handles]
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
-
-
-def _wrapped(text: str, width: int = 30) -> str:
-    """Return the text of a mask in lines of about `width`, broken after its operators and
-    commas.
-    """
-    lines = [""]
-    for word in re.split(r"(?<=[|&\-+*,])\s*", text):
-        if lines[-1] and len(lines[-1]) + len(word) > width:
-            lines.append("")
-        lines[-1] += word + " "
-    return "\n".join(line.strip() for line in lines)

@@ -4,7 +4,6 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from experiments.bench.cases import DENSE
 from experiments.common.figures import OTHER, Style
+from experiments.common.provenance import version
 from sparseflash.kernels.common.device import described, nvidia_capability
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -57,7 +57,7 @@ class Provider:
 
     def version(self) -> dict[str, str]:
         """Return the field `version` of its rows, which ours do not have."""
-        return {} if self.own else {"version": _version(self.package)}
+        return {} if self.own else {"version": version(self.package)}
 
 
 @cache
@@ -69,14 +69,6 @@ def why_missing(package: str, install: str, *modules: str) -> str | None:
     except Exception as error:  # its libraries fail in many ways where a part of them is missing
         return f"needs {package} ({type(error).__name__}: {error}): {install}"
     return None
-
-
-@cache
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package) if package else ""
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def not_hopper(case: Any, device: torch.device, dtypes: tuple[str, ...]) -> str | None:

@@ -24,7 +24,7 @@ from experiments.bench.peers.fa4 import FlashAttention4
 from experiments.bench.peers.flashinfer import FlashInfer
 from experiments.bench.peers.vsa import Vsa
 from experiments.bench.provider import DIRECTIONS, Attention, Provider
-from experiments.common.checks import choose
+from experiments.common.config import choose
 from experiments.common.devices import free_memory
 from experiments.common.figures import Style
 from masks import interop

@@ -1,21 +1,21 @@
 """Measure speed: what to measure and in which order, the gate, the time and the ideal time."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from experiments.bench.cases import DENSE, DTYPES, LAYOUTS, Case
 from experiments.bench.cost import CEILINGS, cost, ideal, measure_ceilings
-from experiments.bench.gate import Gate
+from experiments.bench.gate import Gate, WrongResult
 from experiments.bench.grids import GRIDS, make_grid
-from experiments.bench.provider import DIRECTIONS, Attention
+from experiments.bench.provider import DIRECTIONS
 from experiments.bench.providers import PROVIDERS, default_providers, find
+from experiments.bench.step import Step, breaks_context, draw, why
 from experiments.bench.tables import SLACK, UNSTABLE, spread
 from experiments.bench.timing import expected_mib, measure, peak_extra_mib
 from experiments.common.config import check, option
@@ -60,79 +60,47 @@ class Bench:
         self.device, self.seconds = device, seconds
         self.gate = lru_cache(1)(lambda case: Gate(case, *self.inputs(_maskless(case))))
         self.attention = lru_cache(1)(lambda case, provider: find(provider).prepare(case, device))
-        self.inputs = lru_cache(1)(self._inputs)
+        self.inputs = lru_cache(1)(lambda case: draw(case, device))
         self.ideal_ms = lru_cache(2)(self._ideal_ms)
 
     def run(self, what: Measurement) -> Row:
         """Return times, or the status that says why there are none."""
         try:
-            reason = find(what.provider).unsupported(what.case, self.device, what.direction)
-            if reason:
-                return {"status": f"unsupported: {reason}"}
+            if reason := find(what.provider).unsupported(what.case, self.device, what.direction):
+                raise ValueError(reason)
             return self._measure(what)
-        except (ValueError, NotImplementedError) as refusal:
-            return {"status": f"unsupported: {_brief(refusal)}"}
         except Exception as failure:  # one provider's failure is a result, not the end of the run
-            return {"status": f"failed: {type(failure).__name__}: {_brief(failure)}"}
+            wrong = {"error": failure.error} if isinstance(failure, WrongResult) else {}
+            return {"status": why(failure), **wrong}
 
-    def ungated(self, what: Measurement) -> Callable[[], object]:
-        """Return the call as it is timed, without looking at its result."""
-        case, backward = what.case, what.direction == "backward"
-        attention, inputs = self.attention(case, what.provider), self.inputs(_maskless(case))
-        with torch.set_grad_enabled(backward):
-            qkv = tuple(t.detach().requires_grad_(backward) for t in inputs)
-            return _timed(attention, qkv, self._dout(case) if backward else None)
+    def step(self, what: Measurement) -> Step:
+        """Return forward and backward as they are timed."""
+        attend = self.attention(what.case, what.provider)
+        return Step(attend, self.inputs(_maskless(what.case)))
 
     def _measure(self, what: Measurement) -> Row:
-        case, backward = what.case, what.direction == "backward"
-        gate, attention = self.gate(case), self.attention(case, what.provider)
-        qkv = tuple(t.detach().requires_grad_(backward) for t in (gate.q, gate.k, gate.v))
-        with torch.set_grad_enabled(backward):
-            found = _step(attention, qkv, gate.dout if backward else None)
-            error = gate.backward_error(*found) if backward else gate.forward_error(*found)
-            del found
-            if wrong := gate.verdict(error):
-                return {"status": wrong, "error": error}
-            # Not gate.dout: its zeros would make the arithmetic cheaper than it is.
-            dout = self._dout(case) if backward else None
-            extra = peak_extra_mib(lambda: _step(attention, qkv, dout), self.device)
-            before = clocks(self.device)
-            times = measure(_timed(attention, qkv, dout), self.device, self.seconds)
+        case, direction = what.case, what.direction
+        step = self.step(what)
+        error = step.error(self.gate(case), (direction,))
+        one = step.forward if direction == "forward" else step.both
+        extra = peak_extra_mib(one, self.device)
+        before = clocks(self.device)
+        times = measure(step.call(direction), self.device, self.seconds)
         after = {f"{name}_after": mhz for name, mhz in clocks(self.device).items()}
-        ideal_ms = self.ideal_ms(case, what.direction)
+        ideal_ms = self.ideal_ms(case, direction)
         too_fast = {"warning": TOO_FAST} if times.ms_median * SLACK < ideal_ms else {}
         return {
             "status": OK,
             "error": error,
             **times._asdict(),
-            "tflops": case.flops(what.direction) / times.ms_median / 1e9,
+            "tflops": case.flops(direction) / times.ms_median / 1e9,
             "extra_mib": extra,
-            "extra_expected_mib": expected_mib(case, what.direction),
+            "extra_expected_mib": expected_mib(case, direction),
             "ideal_ms": ideal_ms,
             **too_fast,
             **before,
             **after,
         }
-
-    def _inputs(self, case: Case) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw q, k and v on the device: on a CPU those of a million tokens take minutes."""
-        return (
-            self._draw(0, case, case.heads, case.n_q, case.head_dim),
-            self._draw(1, case, case.kv_heads, case.n_k, case.head_dim),
-            self._draw(2, case, case.kv_heads, case.n_k, case.value_dim),
-        )
-
-    def _dout(self, case: Case) -> Tensor:
-        return self._draw(3, case, case.heads, case.n_q, case.value_dim)
-
-    def _draw(self, seed: int, case: Case, heads: int, n: int, dim: int) -> Tensor:
-        """Return standard normal (batch, heads, n, dim) in the case's dtype and layout."""
-        token_major = case.layout == LAYOUTS[1]
-        extents = (case.batch, n, heads, dim) if token_major else (case.batch, heads, n, dim)
-        generator = torch.Generator(self.device).manual_seed(seed)
-        options = {"device": self.device, "dtype": DTYPES[case.dtype], "generator": generator}
-        x = torch.randn(extents, **options)
-        return x.transpose(1, 2) if token_major else x
 
     def _ideal_ms(self, case: Case, direction: str) -> float:
         rates = CEILINGS.get(device_name(self.device))
@@ -144,27 +112,6 @@ class Bench:
 def _maskless(case: Case) -> Case:
     """Return what the inputs of a case depend on."""
     return replace(case, mask=DENSE, block_q=0, block_k=0)
-
-
-def _step(attention: Attention, qkv: tuple[Tensor, ...], dout: Tensor | None) -> tuple[Tensor, ...]:
-    """Run forward, or where there is a dout both directions, as a layer of a model does."""
-    out = attention(*qkv)
-    return (out,) if dout is None else torch.autograd.grad(out, qkv, dout)
-
-
-def _timed(
-    attention: Attention, qkv: tuple[Tensor, ...], dout: Tensor | None
-) -> Callable[[], object]:
-    """Return forward alone, or backward alone on a graph that is kept."""
-    if dout is None:
-        return lambda: attention(*qkv)
-    out = attention(*qkv)
-    return lambda: torch.autograd.grad(out, qkv, dout, retain_graph=True)
-
-
-def _brief(error: Exception, limit: int = 200) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 # ---- what to measure
@@ -260,12 +207,10 @@ def in_rounds(wanted: Sequence[Measurement], rounds: int) -> list[Measurement]:
     cases = [list(group) for _, group in groupby(wanted, lambda what: what.case)]
     for number in range(rounds):
         for group in cases[:: -1 if number % 2 else 1]:
-            turns: dict[str, list[Measurement]] = defaultdict(list)
-            for what in group:
-                turns[what.provider].append(replace(what, round=number + 1))
-            first = number % len(turns)
-            order = [*turns.values()]
-            found += [what for turn in (*order[first:], *order[:first]) for what in turn]
+            names = list(dict.fromkeys(what.provider for what in group))
+            first = number % len(names)
+            for name in (*names[first:], *names[:first]):
+                found += [replace(w, round=number + 1) for w in group if w.provider == name]
     return found
 
 
@@ -301,11 +246,6 @@ def run(
             print("the device is lost to this process: run again for the rest", flush=True)
             break
     return found
-
-
-def breaks_context(failure: str) -> bool:
-    """Return whether every later call in the same process would fail as well."""
-    return "CUDA error" in failure and "out of memory" not in failure
 
 
 def describe(row: Row) -> str:

@@ -53,11 +53,6 @@ class SpeedRow(Found):
         return self.ms_median
 
     @property
-    def fraction(self) -> float | None:
-        """The ideal time as a share of the measured one."""
-        return self.ideal_ms / self.ms if self.ideal_ms and self.ms else None
-
-    @property
     def ok(self) -> bool:
         return self.status == OK
 
@@ -140,22 +135,16 @@ def report(rows: Any, known: Any = ()) -> str:
     """
     rows = newest(rows)
     dense = best_dense([*newest(known), *rows], own=True)
-    groups = grouped(sorted(rows, key=_shape_order), shape_of)
+    order = lambda r: (*(r[n] for n in SHAPE if n != "direction"), r.direction == "backward")  # noqa: E731
+    groups = grouped(sorted(rows, key=order), shape_of)
     parts = [_shape_table(group, dense.get(shape_of(group[0]))) for group in groups]
     notes = {f"! {row.warning}": None for row in rows if row.warning}
     notes |= {f"{r.provider} {r.direction}: {r.status}": None for r in rows if not r.ok}
-    notes |= dict.fromkeys(filter(None, (_too_good(r, dense.get(shape_of(r))) for r in rows)))
     if any(row.ok and not row.stable for row in rows):
         notes[f"~ rounds that differ by more than {100 * UNSTABLE:.0f} %: no result"] = None
     if any(_mark(row, dense[shape_of(row)]) for row in rows if shape_of(row) in dense):
         notes[f"{MARK} a speed-up between two GPUs or two processes"] = None
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
-
-
-def _shape_order(row: SpeedRow) -> tuple[str, ...]:
-    values = [row[name] for name in SHAPE if name != "direction"]
-    order = [f"{v:012}" if isinstance(v, int) else v for v in values]
-    return (*order, "0" if row.direction == "forward" else "1")
 
 
 def _shape_table(rows: list[SpeedRow], dense: SpeedRow | None) -> str:
@@ -184,31 +173,13 @@ def shape_text(row: SpeedRow) -> str:
     )
 
 
-def share_text(row: SpeedRow) -> str:
-    """Return the ideal time as a share of the measured one: "81%", "107%!", or nothing."""
-    if row.fraction is None:
-        return ""
-    return f"{100 * row.fraction:.0f}%" + ("!" if row.fraction > SLACK else "")
-
-
-def _too_good(row: SpeedRow, dense: SpeedRow | None) -> str:
-    """Return a note on a speed-up over our own dense attention that no density can give."""
-    if not row.ok or dense is None or not row.own or not row.density:
-        return ""
-    share = dense.ms / row.ms * row.density
-    if share <= SLACK:
-        return ""
-    return (
-        f"! {row.provider} {row.direction} {row.mask}: {100 * share:.0f} % of the ideal speed-up:"
-        " dense attention was measured slower than it is, so measure again on an idle machine"
-    )
-
-
 def _cell(row: SpeedRow, dense: SpeedRow | None) -> str:
     if not row.ok:
         return "-"
     times = "" if dense is None else f"({dense.ms / row.ms:.2f}x{_mark(row, dense)})"
-    text = f"{row.ms:.3f} {times:>8} {share_text(row):>4}".rstrip()
+    of_ideal = row.ideal_ms / row.ms if row.ideal_ms else 0
+    share = f"{100 * of_ideal:.0f}%{'!' * (of_ideal > SLACK)}" if of_ideal else ""
+    text = f"{row.ms:.3f} {times:>8} {share:>4}".rstrip()
     return text if row.stable else f"~{text}"
 
 
@@ -219,10 +190,12 @@ def tables(rows: Any) -> dict[str, str]:
     """Return every table that the rows allow by name, as Markdown."""
     timed = [row for row in newest(rows) if row.stable]
     regular = [r for r in timed if _regular(r, timed[0])]
+    others = [r for r in timed if not _regular(r, timed[0])]
+    density = {"head dim": _head_dim} if len({r.head_dim for r in regular}) > 1 else {}
     makers: dict[str, Callable[[], str]] = {
-        "density": lambda: _density(regular),
-        "masks": lambda: _masks([r for r in timed if not _regular(r, timed[0])]),
-        "rates": lambda: _rates(timed),
+        "density": lambda: _rates(regular, density | {"density": _density_text}),
+        "masks": lambda: _rates(others, MASKS),
+        "rates": lambda: _rates(timed, CASE, peers=True),
         "ratios": lambda: _ratios(timed),
         "speedups": lambda: _speedups(timed),
     }
@@ -233,42 +206,31 @@ def tables(rows: Any) -> dict[str, str]:
     return {name: text for name, text in made.items() if text}
 
 
-def _density(rows: Sequence[SpeedRow]) -> str:
-    """TFLOP/s by density of random masks, each head dim with its providers."""
-    dims = sorted({r.head_dim for r in rows}, reverse=True)
-    columns = [(d, p) for d in dims for p in in_order(r for r in rows if r.head_dim == d)]
-    at = lambda same, d, p: [r for r in same if (r.head_dim, r.provider) == (d, p)]  # noqa: E731
-    heads = [label_of(p) + f", D {d}" * (len(dims) > 1 and _own(rows, p)) for d, p in columns]
-    lines = [["density", *heads]]
-    for same in grouped(rows, lambda r: (r.mask == DENSE, r.density)):
-        lines.append([_density_text(same[0]), *(_rate(at(same, d, p)) for d, p in columns)])
-    return _table(rows, lines, [at(rows, d, p) for d, p in columns])
+def _rates(
+    rows: Sequence[SpeedRow], case: Mapping[str, Callable[[SpeedRow], str]], peers: bool = False
+) -> str:
+    """Return TFLOP/s of every provider, a line a case, below what their rows share.
 
-
-def _masks(rows: Sequence[SpeedRow]) -> str:
-    """TFLOP/s, each peer with its own kernel for a mask where it has one."""
+    peers: add the times of peers over ours, and leave out the columns in which all lines agree.
+    """
     names = in_order(rows)
-    lines = [["mask", "tokens", "head dim", "layout", "density", *map(label_of, names)]]
-    for same in grouped(rows, lambda r: (r.mask, r.n_q, r.head_dim, r.layout)):
-        first = same[0]
-        case = mask_text(first), str(first.n_q), str(first.head_dim), layout_text(first)
-        lines.append([*case, f"{first.density:.3g}", *(_rate(_of(p, same)) for p in names)])
-    return _table(rows, lines, [_of(p, rows) for p in names])
-
-
-def _rates(rows: Sequence[SpeedRow]) -> str:
-    """TFLOP/s of every provider and the times of peers over ours, with what cases differ in."""
-    names = in_order(rows)
-    peers = [p for p in names if not _own(rows, p)]
-    if len(peers) == len(names):
+    others = [p for p in names if not _own(rows, p)] if peers else []
+    if not rows or (peers and len(others) == len(names)):
         return ""
-    texts = {name: {describe(r) for r in rows} for name, describe in CASE.items()}
-    varied = [name for name in CASE if len(texts[name]) > 1] or ["mask"]
-    lines = [[*varied, *map(label_of, names), *(f"{label_of(p)}, time / ours" for p in peers)]]
-    for same in grouped(rows, lambda r: tuple(describe(r) for describe in CASE.values())):
-        case = [CASE[name](same[0]) for name in varied]
-        lines.append([*case, *(_rate(_of(p, same)) for p in names), *_over_ours(same, peers)])
-    return _table(rows, lines, [_of(p, rows) for p in names], after=len(peers))
+    shown = [*case]
+    if peers:
+        texts = {name: {describe(r) for r in rows} for name, describe in case.items()}
+        shown = [name for name in case if len(texts[name]) > 1] or ["mask"]
+    lines = [[*shown, *map(label_of, names), *(f"{label_of(p)}, time / ours" for p in others)]]
+    for same in grouped(rows, lambda r: tuple(describe(r) for describe in case.values())):
+        about_case = [case[name](same[0]) for name in shown]
+        rates = (_rate(_of(p, same)) for p in names)
+        lines.append([*about_case, *rates, *_over_ours(same, others)])
+    if any(row.round > 1 for row in rows):
+        ranges = [f"{100 * max(r.range or 0 for r in _of(p, rows)):.1f} %" for p in names]
+        first = ["range of rounds, at most", *[""] * (len(shown) - 1)]
+        lines.append([*first, *ranges, *[""] * len(others)])
+    return f"{about(rows)}\n\n{markdown(lines, range(len(shown)))}"
 
 
 def _ratios(rows: Sequence[SpeedRow]) -> str:
@@ -330,22 +292,6 @@ def about(rows: Sequence[SpeedRow]) -> str:
         f"torch {several('torch')}, Triton {several('triton')}{''.join(sorted(peers))},"
         f" {between(dates)}{gpus}, {several('commit', 'commit')}, {times}."
     )  # fmt: skip
-
-
-def _table(
-    rows: Sequence[SpeedRow],
-    lines: list[list[str]],
-    columns: Sequence[Sequence[SpeedRow]],
-    after: int = 0,
-) -> str:
-    """Return lines as Markdown below what their rows share, with the range of each column."""
-    if not rows:
-        return ""
-    left = range(len(lines[0]) - len(columns) - after)
-    if any(row.round > 1 for row in rows):
-        ranges = [f"{100 * max(r.range or 0 for r in column):.1f} %" for column in columns]
-        lines.append(["range of rounds, at most", *[""] * (len(left) - 1), *ranges, *[""] * after])
-    return f"{about(rows)}\n\n{markdown(lines, left)}"
 
 
 def in_order(rows: Iterable[SpeedRow]) -> list[str]:
@@ -444,10 +390,18 @@ def _head_dim(row: SpeedRow) -> str:
     return str(row.head_dim) + (f", values of {row.v_dim}" if row.v_dim != row.head_dim else "")
 
 
-CASE: dict[str, Callable[[SpeedRow], str]] = {  # what tells a case: names of columns, and texts
+# what tells a case: names of columns, and texts
+CASE: dict[str, Callable[[SpeedRow], str]] = {
     "head dim": _head_dim,
     "mask": mask_text,
     "tokens": lambda row: f"{row.n_q:,}",
     "batch x heads": _heads,
     "layout": layout_text,
+}
+MASKS: dict[str, Callable[[SpeedRow], str]] = {
+    "mask": mask_text,
+    "tokens": lambda row: str(row.n_q),
+    "head dim": lambda row: str(row.head_dim),
+    "layout": layout_text,
+    "density": lambda row: f"{row.density:.3g}",
 }

@@ -1,7 +1,6 @@
 """Time and memory of a call."""
 
 import gc
-import os
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -47,24 +46,6 @@ def measure(call: Callable[[], object], device: torch.device, seconds: float) ->
 def _times(ms: Any) -> Times:
     median, p20, p80 = map(float, np.quantile(ms, [0.5, 0.2, 0.8]))
     return Times(median, p20, p80, len(ms))
-
-
-def busy(seconds: float = 0.3) -> float | None:
-    """Return how many cores other programs use now, None where /proc/stat does not tell."""
-    try:
-        before, own = _busy_ticks(), time.process_time()
-        time.sleep(seconds)
-        spent = (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return None
-    return (spent - (time.process_time() - own)) / seconds
-
-
-def _busy_ticks() -> int:
-    """Return the clock ticks of all cores since the start that were not idle."""
-    with open("/proc/stat") as file:
-        user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:9])
-    return user + nice + system + sum(interrupts)
 
 
 def in_graph(call: Callable[[], object], device: torch.device) -> Callable[[], object] | None:

@@ -4,6 +4,7 @@ There is one reader for each kind of file. Files are data: nothing in one is run
 more than `RATIO` times its size, and what a library advises about a damaged file is not passed on.
 """
 
+import base64
 import bz2
 import gzip
 import hashlib
@@ -213,3 +214,18 @@ def read_array(path: Path, remedy: str, mmap_mode: Any = None) -> NDArray[Any]:
         if not isinstance(found, np.ndarray):
             raise TypeError
         return found
+
+
+# ---- boolean arrays as short texts, for results in JSON
+
+
+def pack(values: np.ndarray) -> str:
+    """Return a boolean array (n,) as a text of about n / 6 characters, which begins with n."""
+    return f"{len(values)}:{base64.b64encode(np.packbits(values).tobytes()).decode()}"
+
+
+def unpack(text: str) -> np.ndarray:
+    """Return the array of a text of `pack`."""
+    count, _, bits = text.partition(":")
+    packed = np.frombuffer(base64.b64decode(bits), np.uint8)
+    return np.unpackbits(packed, count=int(count)).astype(bool)

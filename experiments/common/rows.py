@@ -157,7 +157,8 @@ def gpu(device: str) -> dict[str, Any]:
     if torch.device(device).type != "cuda":
         return {}
     name = str(torch.cuda.get_device_properties(device).uuid)
-    return {"gpu": hashlib.sha256(name.encode()).hexdigest()[:8], **_driver(name), **clocks(device)}
+    about = {"gpu": hashlib.sha256(name.encode()).hexdigest()[:8]}
+    return about | _driver(name) | clocks(device)
 
 
 def clocks(device: str | torch.device) -> dict[str, int]:
@@ -165,22 +166,23 @@ def clocks(device: str | torch.device) -> dict[str, int]:
     if torch.device(device).type != "cuda":
         return {}
     name = str(torch.cuda.get_device_properties(device).uuid)
-    values = zip(("sm_mhz", "memory_mhz"), _query("clocks.sm,clocks.mem", name), strict=False)
-    return {field: int(value) for field, value in values if value.isdigit()}
+    found = _query(name, sm_mhz="clocks.sm", memory_mhz="clocks.mem")
+    return {field: int(value) for field, value in found.items() if value.isdigit()}
 
 
 @cache
 def _driver(gpu: str) -> dict[str, str]:
-    return dict(zip(("driver",), _query("driver_version", gpu), strict=False))
+    return _query(gpu, driver="driver_version")
 
 
-def _query(what: str, gpu: str) -> list[str]:
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+def _query(gpu: str, **fields: str) -> dict[str, str]:
+    what = f"--query-gpu={','.join(fields.values())}"
+    command = ["nvidia-smi", what, "--format=csv,noheader,nounits", f"--id=GPU-{gpu}"]
     try:
-        done = subprocess.run([*command, f"--id=GPU-{gpu}"], capture_output=True, text=True)
-    except OSError:
-        return []
-    return [text.strip() for text in done.stdout.split(",")] if not done.returncode else []
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return dict(zip(fields, map(str.strip, done.stdout.split(",")), strict=False))
 
 
 def _short(value: Any) -> Any:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import choose
-from experiments.common.config import compose, make, option, store
+from experiments.common.config import choose, compose, make, option, store
 from experiments.common.files import digest
 from experiments.lm.attention import resolve
 from experiments.training import run_file

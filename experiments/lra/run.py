@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.bits import pack
+from experiments.common.files import pack
 from experiments.lra.objectives import Recorded, objective_of
 from experiments.lra.settings import Settings
 from experiments.lra.tasks.load import load_task

@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.common.bits import unpack
-from experiments.common.files import read_json_lines, reading, write_whole
+from experiments.common.files import read_json_lines, reading, unpack, write_whole
 from experiments.lra.settings import TrainOptions
 from experiments.training.run_file import JOURNAL, RUN, read, rounded
 

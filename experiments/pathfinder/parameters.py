@@ -8,7 +8,7 @@ they show, unless documented=True.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from experiments.common.checks import as_list, whole_number
+from experiments.common.config import as_list, whole_number
 
 LEVELS = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_length_14"}
 ANTIALIAS = 2  # lines and disks are drawn this much larger and scaled down by Lanczos

@@ -8,7 +8,6 @@ docs/results/papers.md.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown
 from experiments.lra.models.attention.standard import softmax_attention
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices, latest
+from experiments.studies.runner import Run, choices, grid, latest
 from sparseflash.testing import oracle
 
 SPREAD = 10.0  # standard deviation of what is added to an outlier: a variance of 100
@@ -57,10 +56,9 @@ class Method(NamedTuple):
     cuda: bool = False  # only there
 
 
-def sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def sdpa(kernel: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return torch's scaled_dot_product_attention by one of its kernels."""
-    with sdpa_kernel(backend):
-        return F.scaled_dot_product_attention(q, k, v)
+    return sdpa_kernel(kernel)(F.scaled_dot_product_attention)
 
 
 def standard(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -70,45 +68,31 @@ def standard(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 METHODS = {
     "standard": Method("standard", standard, "3.2e-4"),
-    "math": Method("SDPA, math", partial(sdpa, SDPBackend.MATH)),
-    "efficient": Method(
-        "SDPA, memory-efficient", partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), cuda=True
-    ),
-    "flash": Method(
-        "SDPA, flash", partial(sdpa, SDPBackend.FLASH_ATTENTION), "1.9e-4, FlashAttention-2"
-    ),
-    "cudnn": Method("SDPA, cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION), cuda=True),
+    "math": Method("SDPA, math", sdpa(SDPBackend.MATH)),
+    "efficient": Method("SDPA, memory-efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), cuda=True),
+    "flash": Method("SDPA, flash", sdpa(SDPBackend.FLASH_ATTENTION), "1.9e-4, FlashAttention-2"),
+    "cudnn": Method("SDPA, cuDNN", sdpa(SDPBackend.CUDNN_ATTENTION), cuda=True),
     "ours": Method("ours", sparseflash.attention, "1.9e-4, FlashAttention-3"),
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """One shape and dtype."""
-
-    batch: int
-    heads: int
-    n: int
-    head_dim: int
-    dtype: str
-    outliers: float
-
-
-def cases(run: Run) -> list[Case]:
+def cases(run: Run) -> list[Found]:
     """Return every length, head dim and dtype."""
     o = run.options
     choices(o, dtypes=DTYPES)
-    shapes = product(o.lengths, o.head_dims, o.dtypes)
-    return [Case(o.batch, o.heads, *shape, o.outliers) for shape in shapes]
+    return grid(
+        batch=o.batch, heads=o.heads, n=o.lengths, head_dim=o.head_dims, dtype=o.dtypes,
+        outliers=o.outliers,
+    )  # fmt: skip
 
 
-def ways(case: Case, run: Run) -> list[Row]:
+def ways(case: Found, run: Run) -> list[Row]:
     """Return the methods that the device has."""
     cuda = run.device.type == "cuda"
     return [{"method": name} for name, method in METHODS.items() if cuda or not method.cuda]
 
 
-def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
+def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
     """Return what measures the error of a method."""
     qkv = draw(case, run.device)
 
@@ -117,8 +101,7 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
         out, error, size = METHODS[row["method"]].call(*qkv), 0.0, 0.0
         for b, h in product(range(case.batch), range(case.heads)):
             one = (slice(b, b + 1), slice(h, h + 1))
-            q, k, v = (t[one] for t in qkv)
-            right, _ = oracle(q, k, v)
+            right, _ = oracle(*(t[one] for t in qkv))
             error += (out[one].double() - right).square().sum().item()
             size += right.square().sum().item()
         return {"rmse": math.sqrt(error / out.numel()), "relative": math.sqrt(error / size)}
@@ -126,7 +109,7 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
     return error
 
 
-def draw(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def draw(case: Found, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v: N(0, 1) + N(0, 100) * Bernoulli(outliers), rounded to the dtype."""
     generator = torch.Generator().manual_seed(0)
     shape = case.batch, case.heads, case.n, case.head_dim
@@ -156,11 +139,10 @@ def _table(rows: list[Found]) -> str:
     lines = [[*head, f"standard's / this, {lengths[-1]:,}", "published"]]
     for dtype, (name, method) in product(DTYPES, METHODS.items()):
         errors = [cells.get((name, dtype, n)) for n in lengths]
-        if not any(errors):
-            continue
         base = cells.get(("standard", dtype, lengths[-1]))
-        gain = f"{base / errors[-1]:.2f}x" if base and errors[-1] else MISSING
-        texts = [MISSING if x is None else f"{x:.1e}" for x in errors]
-        published = method.published if dtype == "float16" else MISSING
-        lines.append([method.label, dtype, *texts, gain, published])
+        if any(errors):
+            gain = f"{base / errors[-1]:.2f}x" if base and errors[-1] else MISSING
+            texts = [MISSING if x is None else f"{x:.1e}" for x in errors]
+            published = method.published if dtype == "float16" else MISSING
+            lines.append([method.label, dtype, *texts, gain, published])
     return markdown(lines, left=(0, 1))

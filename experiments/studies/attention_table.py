@@ -6,22 +6,30 @@ with the reason. See docs/results/memory.md.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import masks
 from experiments.bench.cases import DTYPES
+from experiments.bench.step import DIRECTIONS, Step, draw
 from experiments.common.figures import PAGE, curve, file_name, length_axis, plain_log_axis
-from experiments.common.rows import OK, Found, Row, found
+from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import methods, runner
-from experiments.studies.methods import CAUSAL, METHODS, PUBLISHED, Setting, compiled
-from experiments.studies.runner import LEFT_OUT, Run, choices
-from experiments.studies.step import DIRECTIONS, PaddedCase, PaddedGate, Step, draw, time_call
+from experiments.studies.methods import (
+    CAUSAL,
+    METHODS,
+    PUBLISHED,
+    PaddedCase,
+    PaddedGate,
+    Setting,
+    compiled,
+)  # fmt: skip
+from experiments.studies.runner import Run, choices, latest
 
 KEY = "method direction dropout padding batch heads n head_dim dtype".split()
 SOURCES = methods.SOURCES
@@ -68,11 +76,9 @@ class Case(Setting):
     """A setting as a case: what follows from its mask is a field of the row."""
 
     def row(self) -> Row:
-        mask, density = self.mask()
-        return {k: v for k, v in asdict(self).items() if k != "causal"} | {
-            "mask": mask,
-            "density": density,
-        }
+        facts, (mask, density) = asdict(self), self.mask()
+        del facts["causal"]
+        return facts | {"mask": mask, "density": density}
 
     def mask(self) -> tuple[str, float | None]:
         """Return the mask of a block-sparse or causal method and its density."""
@@ -108,35 +114,29 @@ def cases(run: Run) -> list[Case]:
 
 
 def ways(case: Case, run: Run) -> list[Row]:
+    """Return the directions."""
     return [{"direction": direction} for direction in DIRECTIONS]
 
 
 def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
     """Return what measures a direction: a setting that cannot run is not made at all."""
-    refused, made = case.unsupported(run.device), None
+    made = cache(lambda: prepared(case, run.device))
 
     def one(row: Row) -> dict[str, Any]:
-        nonlocal made
-        if reason := refused or too_slow(case, row, run):
-            return {"status": reason}
-        made = made or prepared(case, run)
-        step, error, wrong = made
-        if wrong:
-            return {"status": wrong, "error": error}
+        case.check(run.device)
+        refuse_slow(case, row, run)
+        step, error = made()
         memory = {}
         if row["direction"] == "both":
             memory = {"saved_mib": step.saved_mib(), "peak_mib": step.peak_mib(run.device)}
-        call = step.call(row["direction"])
-        call()
-        times = time_call(call, run.device, run.options.seconds)
-        return {"error": error, **memory, **times._asdict()}
+        times = step.time(row["direction"], run.device, run.options.seconds)
+        return {"error": error, **memory, **times}
 
     return one
 
 
-def prepared(case: Case, run: Run) -> tuple[Step, float | None, str | None]:
-    """Return forward and backward of a setting, its error and why it is not timed."""
-    device = run.device
+def prepared(case: Case, device: torch.device) -> tuple[Step, float | None]:
+    """Return forward and backward of a setting, and its error where it is exact."""
     made, lengths = case.make(device), case.lengths(device)
     ends = () if lengths is None else tuple(lengths.tolist())
     padded = PaddedCase(**asdict(case.case(made)), lengths=ends)
@@ -146,85 +146,64 @@ def prepared(case: Case, run: Run) -> tuple[Step, float | None, str | None]:
     qkv = (q, q if made.shared_qk else k, v)
     step = Step(lambda q, k, v: call(q, k, v, plan), qkv, tuple(made.parameters()))
     if not case.about.exact:
-        return step, None, None
-    gate = PaddedGate(padded, *qkv)
+        return step, None
     made.eval()  # without dropout
-    error = step.error(gate)
+    error = step.error(PaddedGate(padded, *qkv))
     made.train()
-    return step, error, gate.verdict(error)
+    return step, error
 
 
-def too_slow(case: Case, row: Row, run: Run) -> str | None:
-    """Return why a call is left out, by the growth of its work since the last length, or None."""
+def refuse_slow(case: Case, row: Row, run: Run) -> None:
+    """Raise TimeoutError for a call that would take too long, by the growth of its work since the
+    last length.
+    """
     series = "method direction dropout padding head_dim device".split()
     known = [
         r
         for r in run.rows.rows
-        if r["status"] == OK and r["n"] <= case.n and causal(r) == case.causal
+        if r["status"] == OK and r["n"] <= case.n and causal(r["mask"]) == case.causal
         and all(r[name] == row[name] for name in series)
     ]  # fmt: skip
     if not known:
-        return None
+        return
     last = known[-1]
     growth = (case.n / last["n"]) ** (2 if case.about.quadratic else 1)
     predicted = last["ms_median"] / 1000 * growth * case.batch / last["batch"]
-    limit = run.options.limit_s
-    if predicted <= limit:
-        return None
-    return f"{LEFT_OUT}: a call would take about {predicted:.2g} s, limit_s={limit:g}"
+    if predicted > (limit := run.options.limit_s):
+        raise TimeoutError(f"a call would take about {predicted:.2g} s, limit_s={limit:g}")
 
 
-def causal(row: Row) -> bool:
+def causal(mask: str | None) -> bool:
     """Return whether a query sees keys up to its own only, as the end of the mask says."""
-    return row["mask"].endswith(str(masks.causal()))
+    return (mask or "").endswith(str(masks.causal()))
 
 
 def newest(frame: Any) -> list[Found]:
     """Return one row a cell of the tables: the last that was measured, with the device, the heads
     and the dtype of the last row.
     """
-    rows = [Found(row | {"mask": row.mask or ""}) for row in found(frame)]
-    shared = lambda r: (r.device, r.heads, r.dtype)  # noqa: E731
-    here = [row for row in rows if shared(row) == shared(rows[-1])]
-    cell = lambda r: (r.method, r.direction, r.dropout, r.padding, r.n, *_kind(r))  # noqa: E731
-    return list({cell(row): row for row in here}.values())
-
-
-def _kind(row: Found) -> tuple[int, bool]:
-    """Return what the rows of a table have in common besides dropout and padding."""
-    return row.head_dim, causal(row)
+    frame = frame.assign(causal=[causal(mask) for mask in frame["mask"]])
+    cell = "method direction dropout padding n head_dim causal".split()
+    return latest(frame, "device heads dtype", cell)
 
 
 def tables(frame: Any) -> dict[str, str]:
     """Return tables WHAT_VARIANT, with _d128 and _causal where that is so.
 
-    WHAT: ms | forward | backward (milliseconds) | gain (times as fast as standard attention) |
-    memory. VARIANT: plain | dropout | padding | both. `missing` has the reasons.
+    WHAT: ms | forward | backward (milliseconds) | memory. VARIANT: plain | dropout | padding |
+    both.
     """
-    rows, made = newest(frame), {}
-    names = {flags: name for name, flags in VARIANTS.items()}
-    groups: dict[str, list[Found]] = {}
-    for row in rows:
+    names, made = {flags: name for name, flags in VARIANTS.items()}, {}
+    groups: dict[tuple[str, str], list[Found]] = {}
+    for row in newest(frame):
         end = f"_{names[bool(row.dropout), bool(row.padding)]}"
-        end += (f"_d{row.head_dim}" if row.head_dim != 64 else "") + "_causal" * causal(row)
-        groups.setdefault(end, []).append(row)
-    for end, own in groups.items():
-        both = [row for row in own if row.direction == "both"]
-        for name in ("forward", "backward"):
-            if way := [row for row in own if row.direction == name]:
-                made[name + end] = table(way, time_of)
-        if both:
-            made |= {f"ms{end}": table(both, time_of), f"gain{end}": table(both, gains(both))}
-            made[f"memory{end}"] = table(both, memory_of(both))
-    if reasons := missing(rows):
-        made["missing"] = markdown(reasons, left=(0, 1, 2))
+        end += (f"_d{row.head_dim}" if row.head_dim != 64 else "") + "_causal" * row.causal
+        groups.setdefault((row.direction, end), []).append(row)
+    for (direction, end), own in groups.items():
+        made[("ms" if direction == "both" else direction) + end] = table(own)
+        if direction == "both":
+            made[f"memory{end}"] = table(own, memory_of(own))
     return made
-
-
-def gains(rows: Sequence[Found]) -> Value:
-    """Return how many times as fast a row is as standard attention of its length."""
-    base = {row.n: row.ms_median for row in rows if row.method == "standard" and row.status == OK}
-    return lambda row: base[row.n] / row.ms_median if row.status == OK and row.n in base else None
 
 
 def time_of(row: Found) -> float | None:
@@ -238,15 +217,12 @@ def memory_of(rows: Sequence[Found]) -> Value:
     return lambda row: row.peak_mib if peak else row.saved_mib
 
 
-def table(rows: Sequence[Found], value: Value) -> str:
-    """Return methods down, lengths across; the best of a length is bold: the least, of gains the
-    most.
-    """
-    lengths = sorted({row.n for row in rows})
+def table(rows: Sequence[Found], value: Value = time_of) -> str:
+    """Return methods down, lengths across; the least of a length is bold."""
     cells = {(row.method, row.n): value(row) for row in rows}
-    known = {n: [x for (_, m), x in cells.items() if m == n and x is not None] for n in lengths}
-    pick = max if value.__qualname__.startswith("gains") else min
-    best = {n: pick(known[n], default=None) for n in lengths}
+    lengths = sorted({row.n for row in rows})
+    best = {n: min((x for (_, m), x in cells.items() if m == n and x is not None), default=None)
+            for n in lengths}  # fmt: skip
 
     def text(method: str, n: int) -> str:
         x = cells.get((method, n))
@@ -255,32 +231,17 @@ def table(rows: Sequence[Found], value: Value) -> str:
         shown = f"{x:.3g}" if x < 1000 else f"{x:,.0f}"
         return f"**{shown}**" if x == best[n] else shown
 
-    lines = [["attention", *(f"{n:,}" for n in lengths)]]
-    for name in METHODS:
-        if any(method == name for method, _ in cells):
-            lines.append([METHODS[name].label, *(text(name, n) for n in lengths)])
-    return markdown(lines)
-
-
-def missing(rows: Sequence[Found]) -> list[list[str]]:
-    """Return a line for each method and reason, with the lengths; the head first."""
-    reasons: dict[tuple[str, str], set[int]] = {}
-    for row in rows:
-        if row.status != OK:
-            reason = row.status.split(": a call")[0].split(": needs about")[0]
-            reasons.setdefault((METHODS[row.method].label, reason), set()).add(row.n)
-    lines = [
-        [*what, ", ".join(f"{n:,}" for n in sorted(lengths))] for what, lengths in reasons.items()
-    ]
-    return [["attention", "reason", "lengths"], *lines] if lines else []
+    shown = [name for name in METHODS if any(row.method == name for row in rows)]
+    lines = [[METHODS[name].label, *(text(name, n) for n in lengths)] for name in shown]
+    return markdown([["attention", *(f"{n:,}" for n in lengths)], *lines])
 
 
 def figures(frame: Any) -> dict[str, Figure]:
     """Return time and memory of forward and backward against length, of plain rows."""
     plain = [r for r in newest(frame) if r.direction == "both" and not (r.dropout or r.padding)]
     made = {}
-    for head_dim, masked in sorted(set(map(_kind, plain))):
-        rows = [row for row in plain if _kind(row) == (head_dim, masked)]
+    for head_dim, masked in sorted({(row.head_dim, row.causal) for row in plain}):
+        rows = [row for row in plain if (row.head_dim, row.causal) == (head_dim, masked)]
         words = [f"d{head_dim}"] * (head_dim != 64) + ["causal"] * masked + [rows[0].device]
         peak = "MiB at the peak" if any(r.peak_mib for r in rows) else "MiB kept for the backward"
         values = {
@@ -295,23 +256,21 @@ def figures(frame: Any) -> dict[str, Figure]:
 
 def _draw(rows: Sequence[Found], label: str, value: Value) -> Figure:
     """Return a panel a group of methods, each with a legend of its own; ours is in every one."""
-    shown = [name for name in METHODS if any(r.method == name and value(r) for r in rows)]
+    points = {
+        name: sorted((r.n, y) for r in rows if r.method == name and (y := value(r)) is not None)
+        for name in METHODS
+    }
+    shown = [name for name, found in points.items() if found]
     groups = dict.fromkeys(METHODS[name].group for name in shown)
     figure, panels = plt.subplots(1, len(groups), figsize=(PAGE, 3.6), squeeze=False, sharey=True)
+    lengths = sorted({row.n for row in rows})
     for axes, group in zip(panels[0], groups, strict=True):
         axes.set_title(group, loc="left")
-        _panel(axes, rows, [n for n in shown if METHODS[n].group == group or n == "sparse"], value)
+        for name in [n for n in shown if METHODS[n].group == group or n == "sparse"]:
+            n, y = zip(*points[name], strict=True)
+            curve(axes, n, y, METHODS[name].style, METHODS[name].label)
+        length_axis(axes, lengths[:: 2 if len(lengths) > 8 else 1])
+        plain_log_axis(axes)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22))
     panels[0][0].set_ylabel(label)
     return figure
-
-
-def _panel(axes: Axes, rows: Sequence[Found], names: Sequence[str], value: Value) -> None:
-    lengths = sorted({row.n for row in rows})
-    for name in names:
-        points = [(r.n, y) for r in rows if r.method == name and (y := value(r)) is not None]
-        if points:
-            n, y = zip(*sorted(points), strict=True)
-            curve(axes, n, y, METHODS[name].style, METHODS[name].label)
-    length_axis(axes, lengths[:: 2 if len(lengths) > 8 else 1])
-    plain_log_axis(axes)

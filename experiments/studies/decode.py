@@ -10,9 +10,8 @@ import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,16 +22,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import masks
 import sparseflash
-from experiments.bench import cases as bench
-from experiments.bench.cases import DENSE, DTYPES
-from experiments.bench.gate import LIMIT
+from experiments.bench.cases import DENSE, DTYPES, Case
+from experiments.bench.gate import LIMIT, WrongResult
 from experiments.bench.provider import Provider
 from experiments.bench.timing import Times, in_graph, measure
 from experiments.common.devices import free_memory
-from experiments.common.rows import OK, Row, last_versions
+from experiments.common.rows import OK, Found, Row, last_versions
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices
+from experiments.studies.runner import Run, choices, grid
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
 from sparseflash.schedule.blocks import Schedule
@@ -80,57 +78,29 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Step:
-    """One decoding step. mask: "dense", the text of a mask, or "top_blocks".
+def selected(step: Found) -> int:
+    """Return how many blocks a step chooses; 0 for one with a mask of its own."""
+    return int(step.mask[len(SELECTED) + 1 : -1]) if step.mask.startswith(SELECTED) else 0
 
-    page: tokens of a page, 0 for a contiguous cache. chosen: tokens that top_blocks reads.
-    """
 
-    mask: str
-    page: int
-    batch: int
-    heads: int
-    kv_heads: int
-    n_q: int
-    n: int
-    head_dim: int
-    dtype: str
-    chosen: int
+def check(step: Found) -> None:
+    """Raise ValueError for values that no step can have."""
+    if step.heads % step.kv_heads:
+        heads = f"heads={step.heads} is not a multiple of kv_heads={step.kv_heads}"
+        raise ValueError(f"{heads}: change one of them")
+    for unit in (BLOCK, step.page):
+        if unit and step.n % unit:
+            raise ValueError(f"lengths={step.n}: give multiples of {unit}, a block or a page")
+    if not 0 < step.n_q <= step.n:
+        raise ValueError(f"n_q={step.n_q}: give from 1 to {step.n}, the keys")
+    if step.mask != DENSE and not selected(step):
+        masks.parse(step.mask)
 
-    def check(self) -> None:
-        """Raise ValueError for values that no step can have."""
-        if self.heads % self.kv_heads:
-            heads = f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}"
-            raise ValueError(f"{heads}: change one of them")
-        for unit in (BLOCK, self.page):
-            if unit and self.n % unit:
-                raise ValueError(f"lengths={self.n}: give multiples of {unit}, a block or a page")
-        if not 0 < self.n_q <= self.n:
-            raise ValueError(f"n_q={self.n_q}: give from 1 to {self.n}, the keys")
-        if self.mask not in (DENSE, SELECTED):
-            masks.parse(self.mask)
 
-    def row(self) -> Row:
-        mask = f"{SELECTED}({self.blocks})" if self.mask == SELECTED else self.mask
-        return {k: v for k, v in asdict(self).items() if k != "chosen"} | {"mask": mask}
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that top_blocks takes."""
-        return min(self.chosen, self.n) // BLOCK
-
-    @cached_property
-    def own_rows(self) -> np.ndarray:
-        """Bool (n_q, n): the keys that the queries see by a static mask, or by none."""
-        shape = self.batch, self.heads, self.kv_heads, self.n, self.n, self.head_dim, self.dtype
-        case = bench.Case(self.mask, *shape, BLOCK, BLOCK)
-        return case.allowed(0, 0, np.arange(self.n - self.n_q, self.n))
-
-    def read_bytes(self, keys: float) -> float:
-        """Return those of one call: that many keys of each key head with values, q and out."""
-        itemsize, dim = DTYPES[self.dtype].itemsize, 2 * self.head_dim
-        return self.batch * dim * itemsize * (self.kv_heads * keys + self.heads * self.n_q)
+def read_bytes(step: Found, keys: float) -> float:
+    """Return those of one call: that many keys of each key head with values, q and out."""
+    itemsize, dim = DTYPES[step.dtype].itemsize, 2 * step.head_dim
+    return step.batch * dim * itemsize * (step.kv_heads * keys + step.heads * step.n_q)
 
 
 class Inputs:
@@ -140,36 +110,42 @@ class Inputs:
     block table, as the layers of a model do.
     """
 
-    def __init__(self, step: Step, device: torch.device):
-        self.step, self.device = step, device
-        self._generator = torch.Generator(device).manual_seed(0)
-        self.q = self._draw(step.batch, step.heads, step.n_q, step.head_dim)
+    def __init__(self, step: Found, device: torch.device):
+        self.step, self.device, self.table = step, device, None
+        generator = torch.Generator(device).manual_seed(0)
         shape = (step.batch, step.kv_heads, step.n, step.head_dim)
-        self.table = None
         if step.page:
             pages = step.batch * step.n // step.page
             shape = (pages, step.page, step.kv_heads, step.head_dim)
-            order = torch.randperm(pages, device=device, generator=self._generator)
+            order = torch.randperm(pages, device=device, generator=generator)
             self.table = order.view(step.batch, -1).int()
-        self.lengths = torch.full((step.batch,), step.n, dtype=torch.int32, device=device)
-        self.caches = [(self._draw(*shape), self._draw(*shape)) for _ in range(self._count())]
 
-    def _draw(self, *shape: int) -> Tensor:
-        options = {"dtype": DTYPES[self.step.dtype], "generator": self._generator}
-        return torch.randn(shape, device=self.device, **options)
+        def drawn(*shape: int) -> Tensor:
+            options = {"dtype": DTYPES[step.dtype], "generator": generator}
+            return torch.randn(shape, device=device, **options)
+
+        self.q = drawn(step.batch, step.heads, step.n_q, step.head_dim)
+        self.lengths = torch.full((step.batch,), step.n, dtype=torch.int32, device=device)
+        self.caches = [(drawn(*shape), drawn(*shape)) for _ in range(self._count())]
 
     def _count(self) -> int:
         if self.device.type != "cuda":
             return 1
-        whole = self.step.read_bytes(self.step.n)
-        wanted = -(-COLD // int(self.step.read_bytes(self.keys)))
+        whole = read_bytes(self.step, self.step.n)
+        wanted = -(-COLD // int(read_bytes(self.step, self.keys)))
         return max(1, min(max(2, wanted), MOST_CACHES, int(free_memory(self.device) / 2 / whole)))
 
     @property
     def keys(self) -> float:
         """Keys that some query of the first sequence sees."""
-        step = self.step
-        return step.blocks * BLOCK if step.mask == SELECTED else int(step.own_rows.any(0).sum())
+        return selected(self.step) * BLOCK or int(self._rows.any(0).sum())
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        """Bool (n_q, n): the keys that the queries see by a static mask, or by none."""
+        s = self.step
+        shape = s.batch, s.heads, s.kv_heads, s.n, s.n, s.head_dim, s.dtype
+        return Case(s.mask, *shape, BLOCK, BLOCK).allowed(0, 0, np.arange(s.n - s.n_q, s.n))
 
     def keys_of(self, which: int, b: int, head: int) -> tuple[Tensor, Tensor]:
         """Return keys and values (N, D) of a sequence and key head in one of the caches."""
@@ -195,19 +171,19 @@ class Inputs:
 
     def choose(self, which: int) -> Selection:
         """Return the best blocks for each key head, in one of the caches."""
-        step, summary = self.step, self.summaries[which]
+        step, summary, blocks = self.step, self.summaries[which], selected(self.step)
         asking = self.q.unflatten(1, (step.kv_heads, -1)).mean((2, 3)).unsqueeze(2)
         scores = asking @ summary.mT  # (B, H_kv, 1, blocks)
-        best = scores.topk(step.blocks).indices
-        layout = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)
+        layout = torch.zeros_like(scores, dtype=torch.bool)
+        layout.scatter_(-1, scores.topk(blocks).indices, True)
         sizes = {"n_q": step.n_q, "n_k": step.n}
-        sizes["max_blocks"] = step.batch * step.kv_heads * step.blocks
+        sizes["max_blocks"] = step.batch * step.kv_heads * blocks
         return Selection.from_layout(layout, (-(-step.n_q // 16) * 16, BLOCK), **sizes)
 
     def allowed(self, b: int, head: int) -> Tensor:
         """Return bool (n_q, n): what the queries of a key head see in the first cache."""
-        if self.step.mask != SELECTED:
-            return torch.from_numpy(self.step.own_rows).to(self.device)
+        if not selected(self.step):
+            return torch.from_numpy(self._rows).to(self.device)
         taken = self.choose(0).codes[b, head] == -1  # (1, blocks)
         return taken.repeat_interleave(BLOCK, 1).expand(self.step.n_q, -1)
 
@@ -215,7 +191,7 @@ class Inputs:
 class Decoder(Provider):
     """One that decodes a step; a subclass says for which steps and where."""
 
-    def concerns(self, case: Step) -> bool:
+    def concerns(self, case: Found) -> bool:
         return True
 
     def calls(self, inputs: Inputs, choosing: bool) -> list[Call]:
@@ -233,7 +209,7 @@ class SparseFlash(Decoder):
         step, which = inputs.step, range(len(inputs.caches))
         extents = step.n_q, step.n, step.batch, step.kv_heads, inputs.device
         planned: list[Any] = [None] * len(inputs.caches)
-        if step.mask == SELECTED:
+        if selected(step):
             planned = [schedule_from_selection(inputs.choose(i), *extents) for i in which]
         elif step.mask != DENSE:
             planned = [masks.parse(step.mask)] * len(inputs.caches)
@@ -253,10 +229,10 @@ class Sdpa(Decoder):
 
     kernel: SDPBackend | None = None
 
-    def concerns(self, case: Step) -> bool:
+    def concerns(self, case: Found) -> bool:
         return case.mask == DENSE and not case.page
 
-    def unsupported(self, case: Step, device: torch.device, direction: str) -> str | None:
+    def unsupported(self, case: Found, device: torch.device, direction: str) -> str | None:
         needs = self.kernel is not None and device.type != "cuda"
         return f"needs a CUDA device, not {device}" if needs else None
 
@@ -279,10 +255,10 @@ class FlashInfer(Decoder):
     package, install = "flashinfer-python", "pip install flashinfer-python"
     modules = ("flashinfer",)
 
-    def concerns(self, case: Step) -> bool:
+    def concerns(self, case: Found) -> bool:
         return case.mask == DENSE and case.page > 0
 
-    def unsupported(self, case: Step, device: torch.device, direction: str) -> str | None:
+    def unsupported(self, case: Found, device: torch.device, direction: str) -> str | None:
         if device.type != "cuda":
             return f"needs a CUDA device, not {device}"
         return self.missing()
@@ -325,28 +301,32 @@ PROVIDERS: dict[str, Decoder] = {
 }
 
 
-def cases(run: Run) -> list[Step]:
+def cases(run: Run) -> list[Found]:
     """Return the steps of the options, short caches first.
 
-    Without `masks`: no mask, a window with sinks, and chosen blocks. Four queries then take no mask
-    alone, and only a single query takes chosen blocks.
+    Without `masks`: no mask, a window with sinks, and chosen blocks. Several queries then take no
+    mask, the most of them the window too, and only a single query takes chosen blocks.
     """
-    o, found = run.options, []
+    o = run.options
     choices(o, providers=PROVIDERS, dtype=DTYPES)
     streaming = STREAMING.format(o.chosen)
-    sizes = {n: getattr(o, n) for n in "batch heads kv_heads head_dim dtype chosen".split()}
-    texts = o.masks or [DENSE, streaming, SELECTED]
-    for n, text, n_q, page in product(sorted(o.lengths), texts, o.n_q, o.pages):
-        few = n_q == 1 or text == DENSE or (n_q == max(o.n_q) and text == streaming)
-        if o.masks or few:
-            found.append(Step(mask=text, page=page, n_q=n_q, n=n, **sizes))
-            found[-1].check()
+    found = grid(
+        n=sorted(o.lengths), mask=o.masks or [DENSE, streaming, SELECTED], n_q=o.n_q, page=o.pages,
+        batch=o.batch, heads=o.heads, kv_heads=o.kv_heads, head_dim=o.head_dim, dtype=o.dtype,
+    )  # fmt: skip
+    if not o.masks:
+        several = {DENSE: o.n_q, streaming: [1, max(o.n_q)], SELECTED: [1]}
+        found = [step for step in found if step.n_q in several[step.mask]]
+    for step in found:
+        if step.mask == SELECTED:
+            step["mask"] = f"{SELECTED}({min(o.chosen, step.n) // BLOCK})"
+        check(step)
     return found
 
 
-def ways(step: Step, run: Run) -> list[Row]:
+def ways(step: Found, run: Run) -> list[Row]:
     """Return the providers that a step concerns, with and without the choice of blocks."""
-    what = ("decode", CHOOSING) if step.mask == SELECTED else ("decode",)
+    what = ("decode", CHOOSING) if selected(step) else ("decode",)
     names = [name for name in run.options.providers if PROVIDERS[name].concerns(step)]
     return [
         {"provider": name, **PROVIDERS[name].version(), "step": each}
@@ -356,7 +336,7 @@ def ways(step: Step, run: Run) -> list[Row]:
 
 
 @torch.no_grad()
-def opened(step: Step, run: Run) -> Callable[[Row], dict[str, Any]]:
+def opened(step: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
     """Return what measures the call of a provider."""
     inputs, device = Inputs(step, run.device), run.device
 
@@ -368,8 +348,8 @@ def opened(step: Step, run: Run) -> Callable[[Row], dict[str, Any]]:
         calls = provider.calls(inputs, row["step"] == CHOOSING)
         error = gate_error(inputs, calls[0]())
         if not error < (limit := LIMIT[DTYPES[step.dtype]]):
-            return {"status": f"wrong result: error {error:.3g}, limit {limit:g}", "error": error}
-        times, read = time_of(calls, device, run.options.seconds), step.read_bytes(inputs.keys)
+            raise WrongResult(f"wrong result: error {error:.3g}, limit {limit:g}", error)
+        times, read = time_of(calls, device, run.options.seconds), read_bytes(step, inputs.keys)
         gbs, copied = read / times.ms_median / 1e6, copy_gbs(str(device))
         numbers = {"density": inputs.keys / step.n, "caches": len(inputs.caches), "error": error}
         numbers |= {"read_mb": read / 1e6, "gbs": gbs, "copy_gbs": copied, "share": gbs / copied}

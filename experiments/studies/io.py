@@ -1,8 +1,7 @@
 """FLOPs, bytes and time of forward and backward, in the form of FlashAttention's Figure 2.
 
-Every attention at the shape of GPT-2 medium, ours against the block size of the mask, and ours
-against sparsity. On a GPU, Nsight Compute counts the bytes where it may, in a process that runs
-this file. See docs/results/memory.md.
+Every attention at the shape of GPT-2 medium, and ours against sparsity. On a GPU, Nsight Compute
+counts the bytes where it may, in a process that runs this file. See docs/results/memory.md.
 """
 
 import json
@@ -19,16 +18,16 @@ from experiments.bench.counters import READ, WRITTEN, counted, under_ncu
 from experiments.bench.formulas import flops, standard_accesses
 from experiments.bench.gate import Gate
 from experiments.bench.providers import SparseFlash
+from experiments.bench.step import Step, draw
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import methods, runner
 from experiments.studies.methods import METHODS, Setting, compiled
 from experiments.studies.runner import Run, choices, latest
-from experiments.studies.step import Step, draw, time_call
 
 KEY = "part method batch heads n head_dim dtype block".split()
 SOURCES = methods.SOURCES
-PARTS = ("shape", "block", "sparsity")
+PARTS = ("shape", "sparsity")
 OURS = "flash"  # ours, under any mask
 BOTH = ("both", "forward")  # what is counted
 # Figure 2 (left) of FlashAttention: GPT-2 medium, forward and backward, A100: GFLOP, GB and ms
@@ -46,8 +45,6 @@ class Options(runner.Options):
     n: int = 1024  # tokens
     head_dim: int = 64
     dtype: str
-    density: float = 0.25  # of the masks of the part block
-    blocks: list[int] = field(default_factory=lambda: [16, 32, 64, 128, 256])  # of their tokens
     densities: list[float] = field(default_factory=lambda: [1.0, 0.75, 0.5, 0.25, 0.125, 0.0625])
     sparse_n: int  # tokens of the part sparsity, with as many in a batch
     sparse_block: int  # tokens of its blocks
@@ -77,12 +74,10 @@ class Measured:
         """Return its fields of a row, with the counts of the model."""
         case = self.case
         sizes = {n: getattr(case, n) for n in "batch heads head_dim dtype mask density".split()}
-        counts = [work(self.method, case), *(traffic(self.method, case, d) for d in BOTH)]
-        names = ("gflop", "model_gb", "forward_model_gb")
-        sizes |= {name: x / 1e9 for name, x in zip(names, counts, strict=True)}
-        return sizes | {
-            "part": self.part, "method": self.method, "n": case.n_q, "block": case.block_q
-        }  # fmt: skip
+        what = {"part": self.part, "method": self.method, "n": case.n_q, "block": case.block_q}
+        both, forward = (traffic(self.method, case, direction) / 1e9 for direction in BOTH)
+        counts = {"gflop": work(self.method, case) / 1e9, "model_gb": both}
+        return sizes | what | counts | {"forward_model_gb": forward}
 
     def step(self, device: torch.device) -> Step:
         """Return forward and backward, ready to run."""
@@ -130,8 +125,8 @@ def traffic(method: str, case: Case, direction: str) -> float:
 def cases(run: Run) -> list[Measured]:
     """Return what the parts are made of.
 
-    shape: every method at the shape of the table. block: ours at one density, with blocks of every
-    size. sparsity: ours at several densities, and longer sequences.
+    shape: every method at the shape of the table. sparsity: ours at several densities, and longer
+    sequences.
     """
     o, made = run.options, []
     exact = [name for name, m in METHODS.items() if m.exact and not m.mask and name != "sparse"]
@@ -139,19 +134,15 @@ def cases(run: Run) -> list[Measured]:
     sizes = o.batch, o.heads, o.heads, o.n, o.n, o.head_dim, o.dtype
     shape = Case(DENSE, *sizes, 0, 0)
 
-    def masked(case: Case, density: float, block: int) -> Case:
-        text = f"random_blocks({density}, block={block})"
-        return replace(case, mask=text, block_q=block, block_k=block)
-
     if "shape" in o.parts:
         made += [Measured("shape", name, shape) for name in o.methods]
-    if "block" in o.parts:
-        made += [Measured("block", OURS, masked(shape, o.density, block)) for block in o.blocks]
     if "sparsity" in o.parts:
         n, batch = o.sparse_n, max(1, o.batch * o.n // o.sparse_n)
         longer = replace(shape, batch=batch, n_q=n, n_k=n)
-        several = [longer, *(masked(longer, d, o.sparse_block) for d in o.densities)]
-        made += [Measured("sparsity", OURS, case) for case in several]
+        made.append(Measured("sparsity", OURS, longer))
+        sizes = {"block_q": (block := o.sparse_block), "block_k": block}
+        texts = [f"random_blocks({density}, block={block})" for density in o.densities]
+        made += [Measured("sparsity", OURS, replace(longer, mask=t, **sizes)) for t in texts]
     for what in made:
         if what.case.block_q:
             what.case.check()
@@ -162,21 +153,15 @@ def opened(what: Measured, run: Run) -> Callable[[Row], dict[str, Any]]:
     """Return what measures time, memory and, on a GPU, the bytes by Nsight Compute."""
 
     def one(row: Row) -> dict[str, Any]:
-        if reason := what.setting.unsupported(run.device):
-            return {"status": reason}
+        what.setting.check(run.device)
         step = what.step(run.device)
-        gate = Gate(what.case, *step.qkv)
-        error = step.error(gate)
-        if wrong := gate.verdict(error):
-            return {"status": wrong, "error": error}
-        del gate
+        error = step.error(Gate(what.case, *step.qkv))
         memory = {"saved_mib": step.saved_mib(), "peak_mib": step.peak_mib(run.device)}
-        step.both()
-        times = time_call(step.both, run.device, run.options.seconds)
+        times = step.time("both", run.device, run.options.seconds)
         on_gpu = run.device.type == "cuda"
         counts = {d: counted_gb(what, d) for d in what.directions} if on_gpu else {}
         moved = {"counted_gb": counts.get("both"), "forward_counted_gb": counts.get("forward")}
-        return {"error": error, **memory, **moved, **times._asdict()}
+        return {"error": error, **memory, **moved, **times}
 
     return one
 
@@ -211,8 +196,8 @@ def newest(frame: Any) -> dict[str, list[Found]]:
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return the tables shape, with what is published, block and sparsity."""
-    makers = {"shape": _shape, "block": _block, "sparsity": _sparsity}
+    """Return the tables shape, with what is published, and sparsity."""
+    makers = {"shape": _shape, "sparsity": _sparsity}
     return {part: markdown(makers[part](rows)) for part, rows in newest(frame).items() if rows}
 
 
@@ -236,16 +221,6 @@ def _shape(rows: Sequence[Found]) -> list[list[str]]:
 
 def _times(base: float | None, row: Found) -> str:
     return f"{base / row.ms_median:.2f}x" if base and row.status == OK else MISSING
-
-
-def _block(rows: Sequence[Found]) -> list[list[str]]:
-    """Return time and bytes against the size of a block of the mask."""
-    names = ("density", "model_gb", "counted_gb", "ms_median")
-    lines = [
-        [str(row.block), *(short(row.get(name)) for name in names)]
-        for row in sorted(rows, key=lambda r: r.block)
-    ]
-    return [["block", "density", "model GB", "counted GB", "ms"], *lines]
 
 
 def _sparsity(rows: Sequence[Found]) -> list[list[str]]:

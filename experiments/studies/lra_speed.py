@@ -32,9 +32,7 @@ from experiments.lra.weights import make_model, mask_of
 from experiments.studies import runner
 from experiments.studies.runner import Run, choices
 from experiments.training.data import DeviceSplit, seed_everything
-from experiments.training.device import (
-    reset_memory,
-)
+from experiments.training.device import reset_memory
 from experiments.training.distributed import Group
 from experiments.training.step import Trainer
 
@@ -133,7 +131,8 @@ def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
     def one(row: Row) -> dict[str, Any]:
         settings = case.settings()
         task, device = case.data(settings), torch.device(settings.device or "cpu")
-        clean(device)
+        torch._dynamo.reset()  # compiled functions of an earlier case
+        reset_memory(device)
         seed_everything(settings.seed, 0)
         held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         model = make_model(settings, task).to(device).train()
@@ -179,14 +178,6 @@ def step_times(advance: Callable[[], object], device: torch.device, seconds: flo
         found.append(timed(steps))
     median, p20, p80 = (1000 * float(t) for t in np.quantile(found, [0.5, 0.2, 0.8]))
     return Times(median, p20, p80, len(found))
-
-
-def clean(device: torch.device) -> None:
-    """Free the memory of an earlier case, and its compiled functions."""
-    torch._dynamo.reset()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    reset_memory(device)
 
 
 # ---- random data in the sizes of the tasks
@@ -244,15 +235,9 @@ def random_task(name: str, length: int | None, batch: int) -> Task:
         lengths = random_lengths(shape, rows, longest, draw)
         tokens[np.arange(length) >= lengths[..., None]] = 0
     split = Split(tokens, draw.integers(0, shape.classes, n), lengths)
-    side = round(length**0.5)
-    return Task(
-        name=name,
-        source="random",
-        classes=shape.classes,
-        vocab=shape.vocab,
-        splits=dict.fromkeys(SPLITS, split),
-        grid=(side, side) if shape.grid else None,
-    )
+    grid = (round(length**0.5),) * 2 if shape.grid else None
+    splits = dict.fromkeys(SPLITS, split)
+    return Task(name, "random", classes=shape.classes, vocab=shape.vocab, splits=splits, grid=grid)
 
 
 def random_lengths(
@@ -260,10 +245,10 @@ def random_lengths(
 ) -> np.ndarray:
     """Return int32 lengths of shape `rows`, distributed as the task's and cut to `longest`."""
     assert shape.lengths is not None
-    parts = draw.choice(shape.joined, rows)
-    levels = draw.random((max(shape.joined), *rows))
-    texts = np.interp(levels, np.linspace(0, 1, len(shape.lengths)), shape.lengths)
-    number = np.arange(max(shape.joined)).reshape(-1, *[1] * len(rows))
+    parts, most = draw.choice(shape.joined, rows), max(shape.joined)
+    levels = np.linspace(0, 1, len(shape.lengths))
+    texts = np.interp(draw.random((most, *rows)), levels, shape.lengths)
+    number = np.arange(most).reshape(-1, *[1] * len(rows))
     found = np.where(number < parts, texts, 0).sum(0)
     return np.clip(np.rint(found), 1, longest).astype(np.int32)
 
@@ -315,14 +300,17 @@ def tables(frame: Any) -> dict[str, str]:
     for place in places:
         end = f": {', '.join(place)}" if len(places) > 1 else ""
         here = [row for row in rows if (row.device, row.precision) == place]
-        tasks = [row for row in here if row.task != SWEEP]
-        sweep = [row for row in here if row.task == SWEEP]
-        made["steps" + end] = markdown(by_task(tasks)) if tasks else ""
-        made[f"steps_by_length{end}"] = markdown(by_length(sweep)) if sweep else ""
+        if tasks := [row for row in here if row.task != SWEEP]:
+            made["steps" + end] = markdown(by_task(tasks))
+        if sweep := [row for row in here if row.task == SWEEP]:
+            heads = {row.length: f.token_text(row.length) for row in sweep}
+            lines = _lines(sweep, "length", dict(sorted(heads.items())))
+            made[f"steps_by_length{end}"] = markdown(lines)
     failed = [r for r in rows if r.status != OK]
-    reasons = [f"{row_name(r)}, {r.task}, {f.token_text(r.length)}: {r.status}" for r in failed]
-    made["failed"] = "\n".join(f"- {reason}" for reason in reasons)
-    return {name: text for name, text in made.items() if text}
+    if failed:
+        reasons = [f"{row_name(r)}, {r.task}, {f.token_text(r.length)}: {r.status}" for r in failed]
+        made["failed"] = "\n".join(f"- {reason}" for reason in reasons)
+    return made
 
 
 def _by_name(rows: list[Found]) -> dict[str, list[Found]]:
@@ -332,18 +320,27 @@ def _by_name(rows: list[Found]) -> dict[str, list[Found]]:
     return {name: [row for row in rows if row_name(row) == name] for name in names}
 
 
+def _lines(rows: list[Found], across: str, heads: dict[Any, str]) -> list[list[str]]:
+    """Return attentions down, and the values of a field with these heads across."""
+    lines = [["", *heads.values()]]
+    for name, own in _by_name(rows).items():
+        cells = {row[across]: _cell(row, rows) for row in own}
+        lines.append([name, *(cells.get(value, MISSING) for value in heads)])
+    return lines
+
+
 def by_task(rows: list[Found]) -> list[list[str]]:
     """Return attentions down, tasks across, and the mean speed-up."""
-    tasks = sorted({row.task for row in rows}, key=partial(lra.order, lra.LABELS))
-    columns = [(t, next(r for r in rows if r.task == t)) for t in tasks]
-    lines = [["", *[f"{lra.LABELS.get(t, t)} {_size(row)}" for t, row in columns], "mean"]]
-    for name, own in _by_name(rows).items():
-        cells = {row.task: _cell(row, rows) for row in own}
+    first = {row.task: row for row in reversed(rows)}
+    tasks = sorted(first, key=partial(lra.order, lra.LABELS))
+    head, *lines = _lines(
+        rows, "task", {t: f"{lra.LABELS.get(t, t)} {_size(first[t])}" for t in tasks}
+    )
+    for line, own in zip(lines, _by_name(rows).values(), strict=True):
         mean, count = mean_gain(own, rows)
         some = "" if count == len(lra.AVERAGED) else f" ({count} of {len(lra.AVERAGED)})"
-        text = MISSING if mean is None else f"{mean:.2f}x{some}"
-        lines.append([name, *(cells.get(task, MISSING) for task in tasks), text])
-    return lines
+        line.append(MISSING if mean is None else f"{mean:.2f}x{some}")
+    return [[*head, "mean"], *lines]
 
 
 def _size(row: Found) -> str:
@@ -356,16 +353,6 @@ def _cell(row: Found, rows: list[Found]) -> str:
     factor = gain(row, rows)
     text = f"{row.ms_median:.3g}" + ("" if factor is None else f" ({factor:.2f}x)")
     return text + (f" {row.peak_mib:.0f}" if row.peak_mib is not None else "")
-
-
-def by_length(rows: list[Found]) -> list[list[str]]:
-    """Return attentions down, lengths of the sweep across."""
-    lengths = sorted({row.length for row in rows})
-    lines = [["", *map(f.token_text, lengths)]]
-    for name, own in _by_name(rows).items():
-        cells = {row.length: _cell(row, rows) for row in own}
-        lines.append([name, *(cells.get(n, MISSING) for n in lengths)])
-    return lines
 
 
 def figures(frame: Any) -> dict[str, Figure]:
@@ -412,12 +399,8 @@ def draw_length(rows: list[Found]) -> Figure:
             if number < len(parts) - 1:
                 axes.set_xlabel("")
         grid[number, -1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
-    tokens = {row.batch * row.length for row in rows}
+    one, tokens = rows[0], {row.batch * row.length for row in rows}
     batch = f", {f.token_text(tokens.pop())} tokens a batch" if len(tokens) == 1 else ""
-    figure.suptitle(_caption(rows[0]) + batch, fontsize=8)
+    model = f"{one.layers} layers, width {one.dim}, {one.heads} heads"
+    figure.suptitle(f"{one.device}, {one.precision}; {model}{batch}", fontsize=8)
     return figure
-
-
-def _caption(row: Found) -> str:
-    model = f"{row.layers} layers, width {row.dim}, {row.heads} heads"
-    return f"{row.device}, {row.precision}; {model}"

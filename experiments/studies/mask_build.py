@@ -9,16 +9,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.common.devices import free_memory
 from experiments.common.provenance import ROOT
-from experiments.common.rows import OK, Row, found, last_versions
+from experiments.common.rows import OK, Found, Row, found, last_versions
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import runner
 from experiments.studies.mask_builders import BUILDERS, GALLERY, SIZED, make
-from experiments.studies.runner import Run, choices
+from experiments.studies.runner import Run, choices, grid
 
 KEY = ("builder", "seq_len", "block")
 SOURCES = ("masks", "sparseflash")
@@ -52,41 +52,29 @@ DEFAULTS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """One mask of one length."""
-
-    mask: str
-    seq_len: int
-    block: int
-
-
-def cases(run: Run) -> list[Case]:
+def cases(run: Run) -> list[Found]:
     """Return each mask at each length. Raise ValueError for one that cannot be made."""
     o = run.options
     choices(o, builders=BUILDERS)
     gallery = [*GALLERY, *(name for name in SIZED if name != "neighborhood")]  # in squares only
     names = gallery if o.mask == ["gallery"] else o.mask
-    for name in names:
-        for n in o.lengths:
-            make(name, n)
-    return [Case(name, n, o.block) for name in names for n in sorted(o.lengths)]
+    found = grid(mask=names, seq_len=sorted(o.lengths), block=o.block)
+    for case in found:
+        make(case.mask, case.seq_len)
+    return found
 
 
-def ways(case: Case, run: Run) -> list[Row]:
+def ways(case: Found, run: Run) -> list[Row]:
     """Return the builders. What FlexAttention builds does not depend on our source."""
-    peer = {"version": ""}
-    return [
-        {"builder": name, **(peer if name.startswith("flex") else {})}
-        for name in run.options.builders
-    ]
+    names = run.options.builders
+    return [{"builder": b} | ({"version": ""} if b.startswith("flex") else {}) for b in names]
 
 
-def opened(case: Case, run: Run) -> Callable[[Row], Row]:
+def opened(case: Found, run: Run) -> Callable[[Row], Row]:
     """Return what measures a builder in a process of its own."""
     options, counts = run.options, {}
     for known in run.rows.rows:
-        if (known["mask"], known["seq_len"], known["block"]) == astuple(case):
+        if all(known[name] == case[name] for name in ("mask", "seq_len", "block")):
             counts |= {name: known[name] for name in ("nnz", "density") if known.get(name)}
 
     def one(row: Row) -> Row:
@@ -96,7 +84,7 @@ def opened(case: Case, run: Run) -> Callable[[Row], Row]:
         limit = (options.limit_gib or free_memory(run.device) / GIB / 2) * GIB
         if need > limit:
             raise ValueError(f"about {need / GIB:.0f} GiB for all pairs")
-        task = asdict(case) | {"builder": row["builder"], "device": str(run.device)}
+        task = case | {"builder": row["builder"], "device": str(run.device)}
         task |= {"seconds": options.seconds, "bytes": int(limit)}
         command = [sys.executable, "-m", "experiments.studies.mask_builders", json.dumps(task)]
         where = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -289,79 +289,30 @@ SIZED: dict[str, Callable[[int], Any]] = {
     "where: mesh": mesh_by_formula,
 }
 # every name of the gallery at sizes of use; `SIZED` has the others
-GALLERY = """
-dense()
-causal()
-local(256)
-sliding(4096)
-dilated(2048, 4)
-diagonals((0, 1024, 65536))
-power_of_two()
-power_of_two(64)
-log_sparse()
-log_sparse(64)
-log_sparse(4096)
-strided(128)
-strided(1024)
-strided(1024) | global_tokens(64)
-fixed(128, 8)
-fixed(128, 32, 4)
-sinks(64)
-keys_at((0, 10000))
-prefix_lm(1000)
-global_tokens(64)
-global_at((0, 10000))
-global_rows(64)
-last_rows(64)
-streaming(4, 4096)
-tri_shape(4, 4096, 64)
-vertical_slash((0, 40, 1000), (0, 1, 64, 4096))
-butterfly(128)
-butterfly(64)
-butterfly(128, levels=4)
-pixelfly(128)
-random_blocks(0.01)
-random_blocks(0.01, block=64)
-hubs()
-hubs(block=64)
-random_regular(8)
-random_regular(8, 64)
-expander(8)
-bigbird(64, 3)
-bigbird(128, 3)
-bigbird_compat(64, 3)
-longformer(512)
-etc_(256, 512)
-block_diagonal(1000)
-block_causal(1000)
-block_diffusion(16)
-longnet(2048, 4)
-longnet(2048, 4, per_head=True)
-local_2d(SQUARE, 8)
-local_2d(SQUARE, 8, norm='euclidean')
-axial(SQUARE)
-axial(VIDEO)
-neighborhood(SQUARE, 17)
-neighborhood(VIDEO, (5, 9, 9))
-neighborhood(SQUARE, 7) | neighborhood(SQUARE, 7, dilation=4)
-sliding_tiles(SQUARE, 16, 3)
-sliding_tiles(VIDEO, (4, 8, 8), 3)
-frame_causal(1560, 21, sinks=3)
-radial(256)
-radial(1560)
-heads(local(256), butterfly(128))
-lra_local(50)
-lra_local(50, interleaved=True)
-lra_fixed(50, 10)
-lra_strided(50)
-lra_longformer(512)
-lra_bigbird(64, 3)
-neighborhood(SQUARE, 17) >> tiled(SQUARE, 16)
-neighborhood(SQUARE, 17) >> morton(SQUARE)
-neighborhood(SQUARE, 17) >> hilbert(SQUARE)
-sliding(4096) >> shift(1000)
+GALLERY = [
+    name.strip()
+    for name in """
+dense(); causal(); local(256); sliding(4096); dilated(2048, 4); diagonals((0, 1024, 65536));
+power_of_two(); power_of_two(64); log_sparse(); log_sparse(64); log_sparse(4096); strided(128);
+strided(1024); strided(1024) | global_tokens(64); fixed(128, 8); fixed(128, 32, 4); sinks(64);
+keys_at((0, 10000)); prefix_lm(1000); global_tokens(64); global_at((0, 10000)); global_rows(64);
+last_rows(64); streaming(4, 4096); tri_shape(4, 4096, 64);
+vertical_slash((0, 40, 1000), (0, 1, 64, 4096)); butterfly(128); butterfly(64);
+butterfly(128, levels=4); pixelfly(128); random_blocks(0.01); random_blocks(0.01, block=64);
+hubs(); hubs(block=64); random_regular(8); random_regular(8, 64); expander(8); bigbird(64, 3);
+bigbird(128, 3); bigbird_compat(64, 3); longformer(512); etc_(256, 512); block_diagonal(1000);
+block_causal(1000); block_diffusion(16); longnet(2048, 4); longnet(2048, 4, per_head=True);
+local_2d(SQUARE, 8); local_2d(SQUARE, 8, norm='euclidean'); axial(SQUARE); axial(VIDEO);
+neighborhood(SQUARE, 17); neighborhood(VIDEO, (5, 9, 9));
+neighborhood(SQUARE, 7) | neighborhood(SQUARE, 7, dilation=4); sliding_tiles(SQUARE, 16, 3);
+sliding_tiles(VIDEO, (4, 8, 8), 3); frame_causal(1560, 21, sinks=3); radial(256); radial(1560);
+heads(local(256), butterfly(128)); lra_local(50); lra_local(50, interleaved=True);
+lra_fixed(50, 10); lra_strided(50); lra_longformer(512); lra_bigbird(64, 3);
+neighborhood(SQUARE, 17) >> tiled(SQUARE, 16); neighborhood(SQUARE, 17) >> morton(SQUARE);
+neighborhood(SQUARE, 17) >> hilbert(SQUARE); sliding(4096) >> shift(1000);
 local(1000) >> snap(128)
-""".strip().split("\n")
+""".split(";")
+]
 
 
 if __name__ == "__main__":

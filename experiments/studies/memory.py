@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from experiments.bench.cases import DTYPES
+from experiments.bench.gate import WrongResult
+from experiments.bench.step import free, time_call
 from experiments.bench.timing import MIB
 from experiments.common import figures as f
 from experiments.common.devices import free_memory
@@ -22,9 +24,7 @@ from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import markdown, short
 from experiments.studies import methods, runner
 from experiments.studies.llama import ATTENTIONS, CHECKPOINTS, Sizes, Stack, peak_bytes
-from experiments.studies.methods import GIB
-from experiments.studies.runner import Run, choices, free, latest
-from experiments.studies.step import time_call
+from experiments.studies.runner import Run, choices, latest, needs
 from sparseflash.testing import relative_error
 
 KEY = "attention checkpoint batch n dim hidden heads layers dtype".split()
@@ -114,8 +114,8 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
     device = run.device
 
     def one(row: Row) -> dict[str, Any]:
-        if reason := too_big(case, device) or wrong(case, device):
-            return {"status": reason}
+        check_memory(case, device)
+        check_result(case, device)
         half = case.layers // 2
         low = _peak(case.stack(device, half), case.sizes, device)[0]
         free(device)
@@ -128,22 +128,19 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
     return one
 
 
-def too_big(case: Case, device: torch.device) -> str | None:
-    """Return why a context is too long for the memory, or None: the stack keeps, and one layer."""
+def check_memory(case: Case, device: torch.device) -> None:
+    """Raise MemoryError for a context too long: the stack keeps, and one layer is at work."""
     sizes = case.sizes
     need = case.layers * sizes.layer_bytes(case.attention, case.checkpoint)
     if case.checkpoint != "none":
         need += sizes.layer_bytes(case.attention)
     if case.attention == "standard":
         need += 2 * sizes.score_bytes  # dP and dS
-    available = free_memory(device)
-    if need <= available:
-        return None
-    return f"out of memory: needs about {need / GIB:.3g} GiB of {available / GIB:.3g} free"
+    needs(need, free_memory(device))
 
 
-def wrong(case: Case, device: torch.device) -> str | None:
-    """Return how a layer differs from float64 with standard attention, or None.
+def check_result(case: Case, device: torch.device) -> None:
+    """Raise WrongResult if a layer differs from float64 with standard attention.
 
     Its products and residuals round as well: the limit is twice what standard attention without
     checkpointing has in the same dtype.
@@ -163,7 +160,8 @@ def wrong(case: Case, device: torch.device) -> str | None:
         return max(relative_error(a, b) for a, b in pairs)
 
     limit, worst = 2 * error(plain), error(small)
-    return None if worst <= limit else f"wrong result: error {worst:.3g}, limit {limit:.3g}"
+    if not worst <= limit:
+        raise WrongResult(f"wrong result: error {worst:.3g}, limit {limit:.3g}", worst)
 
 
 def _results(stack: Stack, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import masks
 from experiments.bench.cases import DENSE, DTYPES, Case
+from experiments.bench.gate import Gate
 from experiments.common.devices import free_memory
 from experiments.common.figures import Style
 from experiments.lra.models.attention import KINDS, Attention, make_attention
 from experiments.lra.models.attention.standard import softmax_attention
+from experiments.studies.runner import needs
 from masks import Mask, bigbird, longformer
 from sparseflash.dynamic.lengths import real_tokens
 
-GIB = 2**30
 EFFICIENT, PATTERNS = "efficient attention", "Longformer and BigBird"
 PUBLISHED = ("chunks", "gather")  # kinds that are made here in the form of their papers
 CAUSAL = ("standard", "sdpa", "flash", "sparse")  # kinds that are measured with a causal mask
@@ -115,18 +117,15 @@ class Setting:
         drawn = torch.randint(least, self.n + 1, (self.batch,), generator=generator)
         return drawn.to(device, torch.int32)
 
-    def unsupported(self, device: torch.device) -> str | None:
-        """Return why it cannot run here, found without running it, or None."""
+    def check(self, device: torch.device) -> None:
+        """Raise ValueError or MemoryError if it cannot run here, found without running it."""
         if self.about.kernel is not None and device.type != "cuda":
-            return f"unsupported: needs a CUDA device, not {device}"
+            raise ValueError(f"needs a CUDA device, not {device}")
         if self.about.kernel is SDPBackend.FLASH_ATTENTION and self.padding:
-            return "unsupported: torch's FlashAttention takes no key padding"
+            raise ValueError("torch's FlashAttention takes no key padding")
         if self.causal and self.about.kind not in CAUSAL:
-            return f"unsupported: {self.about.label} is not measured with a causal mask"
-        need, free = self.matrix_bytes(), free_memory(device)
-        if need > free:
-            return f"out of memory: needs about {need / GIB:.3g} GiB of {free / GIB:.3g} free"
-        return None
+            raise ValueError(f"{self.about.label} is not measured with a causal mask")
+        needs(self.matrix_bytes(), free_memory(device))
 
     def matrix_bytes(self) -> int:
         """Return what a step holds of N x N matrices: P, dP and dS, and with dropout two more."""
@@ -156,6 +155,27 @@ class Setting:
         mask = DENSE if pattern is None else str(pattern)
         sizes = self.heads, self.heads, self.n, self.n, self.head_dim, self.dtype
         return Case(mask, self.batch, *sizes, block, block)
+
+
+@dataclass(frozen=True)
+class PaddedCase(Case):
+    """A case whose keys end at the length of each sequence."""
+
+    lengths: tuple[int, ...] = ()
+
+    def allowed(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
+        found = super().allowed(batch, head, rows)
+        return found & (np.arange(self.n_k) < self.lengths[batch]) if self.lengths else found
+
+
+class PaddedGate(Gate):
+    """The gate for queries within every length: the others mean nothing."""
+
+    @cached_property
+    def rows(self) -> Tensor:
+        found = super().rows
+        lengths = self.case.lengths if isinstance(self.case, PaddedCase) else ()
+        return found[found < min(lengths)] if lengths else found
 
 
 class Sdpa(Attention):

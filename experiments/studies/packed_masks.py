@@ -7,7 +7,7 @@ also captured in a CUDA graph. See docs/guide/packed.md.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +18,10 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.timing import graph_ms, measure
-from experiments.common.rows import OK, Row, found, last_versions
-from experiments.common.tables import markdown
+from experiments.common.rows import OK, Found, Row, found, last_versions
+from experiments.common.tables import MISSING, markdown
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices
+from experiments.studies.runner import Run, choices, grid
 from sparseflash import packed
 from sparseflash.dynamic.selection import Selection
 from sparseflash.testing import make_qkv
@@ -75,19 +75,15 @@ def _numbers(offsets: Tensor, n: int) -> Tensor:
     return torch.searchsorted(offsets[1:].contiguous(), token, right=True)
 
 
-def _causal(offsets: Tensor, n: int) -> Seen:
+def _causal(offsets: Tensor, n: int, window: int | None = None, shared: bool = False) -> Seen:
     document = _numbers(offsets, n)
-    return lambda b, h, q, k: (document[q] == document[k]) & (q >= k)
 
+    def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        same = document[q] == document[k]
+        same = (same | (document[k] == 0)) if shared else same
+        return same & (q >= k) & (q - k < (window or n))
 
-def _sliding(offsets: Tensor, n: int) -> Seen:
-    document = _numbers(offsets, n)
-    return lambda b, h, q, k: (document[q] == document[k]) & (q >= k) & (q - k < WINDOW)
-
-
-def _shared(offsets: Tensor, n: int) -> Seen:
-    document = _numbers(offsets, n)
-    return lambda b, h, q, k: ((document[q] == document[k]) | (document[k] == 0)) & (q >= k)
+    return seen
 
 
 def _tree(walk: Tensor, n: int) -> Seen:
@@ -111,22 +107,18 @@ def _diffusion(offsets: Tensor, n: int) -> Seen:
 
 KINDS = {
     "documents": Kind(
-        "documents & causal",
-        _offsets,
-        lambda given, n: packed.documents(given, n, causal=True),
-        _causal,
+        "documents & causal", _offsets,
+        lambda given, n: packed.documents(given, n, causal=True), _causal,
     ),
     "sliding": Kind(
-        f"documents & sliding({WINDOW})",
-        _offsets,
+        f"documents & sliding({WINDOW})", _offsets,
         lambda given, n: packed.documents(given, n, window=(WINDOW - 1, 0)),
-        _sliding,
+        lambda given, n: _causal(given, n, WINDOW),
     ),
     "shared": Kind(
-        "shared_prefix & causal",
-        _offsets,
+        "shared_prefix & causal", _offsets,
         lambda given, n: packed.documents(given, n, causal=True, shared=True),
-        _shared,
+        lambda given, n: _causal(given, n, shared=True),
     ),
     "tree": Kind(
         "prefix_tree", _walk, lambda given, n: packed.prefix_tree(given[0], given[1], n), _tree
@@ -134,10 +126,9 @@ KINDS = {
     "diffusion": Kind(
         f"documents & block_diffusion({SIZE})",
         lambda n, documents, rng: _offsets(n // 2, documents, rng),
-        lambda given, n: packed.block_diffusion(given, n, SIZE),
-        _diffusion,
+        lambda given, n: packed.block_diffusion(given, n, SIZE), _diffusion,
     ),
-}
+}  # fmt: skip
 DEFAULTS = {
     "cuda": Options(
         lengths=[8192, 16384, 32768], heads=16, head_dim=128, dtype="bfloat16", seconds=0.15
@@ -146,44 +137,30 @@ DEFAULTS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """One kind of mask at one length."""
-
-    kind: str
-    n: int
-    documents: int
-    batch: int
-    heads: int
-    head_dim: int
-    dtype: str
-
-    def row(self) -> Row:
-        fields = asdict(self)
-        return {"mask": KINDS[fields.pop("kind")].text, **fields}
-
-
-def cases(run: Run) -> list[Case]:
+def cases(run: Run) -> list[Found]:
     """Return each kind at each length."""
     o = run.options
     choices(o, kinds=KINDS, compiled=KINDS, dtype=DTYPES)
-    for n in o.lengths:
-        if n % 2 and "diffusion" in o.kinds:
-            raise ValueError(f"lengths={n}: give even numbers, for the two copies of diffusion")
-    sizes = o.documents, o.batch, o.heads, o.head_dim, o.dtype
-    return [Case(kind, n, *sizes) for n in o.lengths for kind in o.kinds]
+    if any(n % 2 for n in o.lengths) and "diffusion" in o.kinds:
+        raise ValueError(f"lengths={o.lengths}: give even numbers, for the two copies of diffusion")
+    return grid(
+        n=o.lengths, mask=[KINDS[kind].text for kind in o.kinds], documents=o.documents,
+        batch=o.batch, heads=o.heads, head_dim=o.head_dim, dtype=o.dtype,
+    )  # fmt: skip
 
 
-def ways(case: Case, run: Run) -> list[Row]:
+def ways(case: Found, run: Run) -> list[Row]:
     """Return attention, then both masks, also compiled if the options say so."""
-    more = ("", ", compiled") if case.kind in run.options.compiled else ("",)
+    compiled = case.mask in (KINDS[kind].text for kind in run.options.compiled)
+    more = ("", ", compiled") if compiled else ("",)
     steps = [ATTENTION, *(f"{step}{end}" for step in (OURS, FLEX) for end in more)]
     return [{"step": step} for step in steps]
 
 
-def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
+def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
     """Return what measures a step. Raise ValueError if the two masks differ."""
-    kind, n, device = KINDS[case.kind], case.n, run.device
+    n, device, seconds = case.n, run.device, run.options.seconds
+    kind = next(kind for kind in KINDS.values() if kind.text == case.mask)
     sizes = case.batch, case.heads, n, n, case.head_dim
     q, k, v = make_qkv(*sizes, dtype=DTYPES[case.dtype], device=device, requires_grad=True)
     numbers = kind.given(n, case.documents, np.random.default_rng(0))
@@ -214,8 +191,8 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
             make: Callable[[Tensor], object] = {OURS: ours, FLEX: flex}[name]
             make = torch.compile(make) if compiled else make
             call = lambda: make(given)  # noqa: E731
-        times = measure(call, device, run.options.seconds)
-        graph = None if name == ATTENTION else graph_ms(call, device, run.options.seconds)
+        graph = None if name == ATTENTION else graph_ms(call, device, seconds)
+        times = measure(call, device, seconds)
         return {**times._asdict(), "density": selection.density().item(), "ms_graph": graph}
 
     return one
@@ -231,23 +208,20 @@ def tables(frame: Any) -> dict[str, str]:
     """Return the masks of each length beside their attention, milliseconds and percent of it."""
     head = ["tokens", "mask", "attention", "mask and plan", "in a CUDA graph", "of attention, %"]
     lines = [[*head, "`create_block_mask`", "in a CUDA graph", "block density, %"]]
-    rows = found(last_versions(frame[frame.status == OK], KEY))
     by_step: dict[tuple, dict[str, Any]] = {}
-    for row in rows:
+    for row in found(last_versions(frame[frame.status == OK], KEY)):
         what = tuple(row[name] for name in (*KEY[1:], "mask", "device"))
         by_step.setdefault(what, {})[row.step] = row
     for steps in by_step.values():
-        attention = steps[ATTENTION]
         for end in ("", ", compiled"):
             if not (own := steps.get(OURS + end)) or not (flex := steps.get(FLEX + end)):
                 continue
-            best = own.ms_graph or own.ms_median
             times = (own.ms_median, own.ms_graph, flex.ms_median, flex.ms_graph)
-            ours, graph, theirs, other = ("–" if t is None else f"{t:.3g}" for t in times)
-            share = f"{100 * best / attention.ms_median:.1f}"
+            ours, graph, theirs, other = (MISSING if t is None else f"{t:.3g}" for t in times)
+            attention = steps[ATTENTION].ms_median
+            share = f"{100 * (own.ms_graph or own.ms_median) / attention:.1f}"
             name = f"`{own['mask']}`{', `torch.compile`' if end else ''}"
-            lines.append(
-                [f"{own.n:,}", name, f"{attention.ms_median:.2f}", ours, graph, share, theirs,
-                 other, f"{100 * own.density:.1f}"]
-            )  # fmt: skip
+            density = f"{100 * own.density:.1f}"
+            lines.append([f"{own.n:,}", name, f"{attention:.2f}", ours, graph, share, theirs,
+                          other, density])  # fmt: skip
     return {"packed": markdown(lines, left=(1,))}

@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,16 @@ from torch import Tensor
 
 import masks
 import sparseflash
-from experiments.bench.cases import CAUSAL, DENSE, DTYPES, Case
+from experiments.bench.cases import CAUSAL, DENSE, DTYPES, LAYOUTS, Case
 from experiments.bench.gate import Gate
 from experiments.bench.peers.cudnn import INSTALL, PACKAGE
 from experiments.bench.provider import Provider, not_hopper
-from experiments.common.rows import OK, Row, last_versions
+from experiments.bench.step import Attend, Step, draw
+from experiments.common.rows import OK, Found, Row, last_versions
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices
+from experiments.studies.runner import Run, choices, grid
 from experiments.studies.select import parse
-from experiments.studies.step import Attend, Step, time_call
 from sparseflash import select
 from sparseflash.select.tokens import TokenSelector
 
@@ -80,55 +79,34 @@ class PickedCase(Case):
         return seen & (np.arange(self.n_k) <= rows[:, None])
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A selector by its text, and the sizes of q, k and v."""
+def rule(text: str) -> TokenSelector:
+    """Return the selector of a text. Raise ValueError for one whose queries do not pick."""
+    found = parse(text)
+    if isinstance(found, TokenSelector):
+        if (found.within, found.union, found.capacity) == (None, False, None):
+            return found
+    raise ValueError(f"selectors: {text} has no picks; give moba or nsa alone")
 
-    mask: str  # the selector
-    batch: int
-    heads: int
-    kv_heads: int
-    n: int
-    head_dim: int
-    dtype: str
 
-    @property
-    def rule(self) -> TokenSelector:
-        """The selector. Raises ValueError for one whose queries do not pick for themselves."""
-        rule = parse(self.mask)
-        if isinstance(rule, TokenSelector):
-            if (rule.within, rule.union, rule.capacity) == (None, False, None):
-                return rule
-        raise ValueError(f"selectors: {self.mask} has no picks; give moba or nsa alone")
-
-    def case(self, mask: str = CAUSAL, picks: select.Picks | None = None) -> PickedCase:
-        """Return what a mask allows at these sizes, or picks."""
-        sizes = {k: v for k, v in asdict(self).items() if k not in ("mask", "n")}
-        return PickedCase(
-            mask, n_q=self.n, n_k=self.n, block_q=128, block_k=128, picks=picks, **sizes
-        )
+def causal(shape: Found) -> Case:
+    """Return causal attention at the sizes of a row, in memory as (B, N, H, D)."""
+    sizes = shape.batch, shape.heads, shape.kv_heads, shape.n, shape.n, shape.head_dim, shape.dtype
+    return Case(CAUSAL, *sizes, 128, 128, layout=LAYOUTS[1])
 
 
 class Inputs:
-    """q, k and v in memory as (B, N, H, D), and what the selector picks of them.
+    """q, k and v, and what the selector picks of them.
 
     They are standard normal, so picks are scattered as widely as they can be: the union over a
     query block is denser than in a trained model.
     """
 
-    def __init__(self, shape: Shape, device: torch.device):
-        self.shape, self.device = shape, device
-        self.causal = Case(**{k: v for k, v in vars(shape.case()).items() if k != "picks"})
-        generator = torch.Generator(device).manual_seed(0)
-
-        def drawn(heads: int) -> Tensor:
-            size = shape.batch, shape.n, heads, shape.head_dim
-            options = {"dtype": DTYPES[shape.dtype], "device": device, "generator": generator}
-            return torch.randn(size, **options).transpose(1, 2).requires_grad_()
-
-        self.qkv = drawn(shape.heads), drawn(shape.kv_heads), drawn(shape.kv_heads)
+    def __init__(self, shape: Found, device: torch.device):
+        self.shape, self.device, self.causal = shape, device, causal(shape)
+        self.qkv = draw(self.causal, device)
         with torch.no_grad():
-            self.picks = shape.rule.picks(*self.qkv[:2])
+            self.picks = rule(shape.mask).picks(*self.qkv[:2])
+        self.case = PickedCase(**asdict(self.causal) | {"mask": DENSE, "picks": self.picks})
 
     @cached_property
     def share(self) -> float:
@@ -150,7 +128,7 @@ class Picker(Provider):
 
     def gated_by(self, inputs: Inputs) -> Case:
         """Return the case whose exact result it is held to."""
-        return inputs.shape.case(DENSE, inputs.picks)
+        return inputs.case
 
 
 @dataclass(frozen=True)
@@ -240,22 +218,23 @@ PROVIDERS: dict[str, Picker] = {
 }
 
 
-def cases(run: Run) -> list[Shape]:
+def cases(run: Run) -> list[Found]:
     """Return each selector at each length, short ones first."""
-    o, found = run.options, []
+    o = run.options
     choices(o, providers=PROVIDERS, dtype=DTYPES)
-    for n, selector in product(sorted(o.lengths), o.selectors):
-        heads, kv_heads = HEADS[run.device.type][selector.startswith("nsa")]
+    found = grid(n=sorted(o.lengths), mask=o.selectors, batch=o.batch, head_dim=o.head_dim,
+                 dtype=o.dtype)  # fmt: skip
+    for shape in found:
+        heads, kv_heads = HEADS[run.device.type][shape.mask.startswith("nsa")]
         if o.heads is not None:
             heads = kv_heads = o.heads
-        kv_heads = kv_heads if o.kv_heads is None else o.kv_heads
-        found.append(Shape(selector, o.batch, heads, kv_heads, n, o.head_dim, o.dtype))
-        found[-1].case().check()
-        assert found[-1].rule
+        shape |= {"heads": heads, "kv_heads": kv_heads if o.kv_heads is None else o.kv_heads}
+        causal(shape).check()
+        rule(shape.mask)
     return found
 
 
-def ways(shape: Shape, run: Run) -> list[Row]:
+def ways(shape: Found, run: Run) -> list[Row]:
     """Return every provider in its directions."""
     return [
         {"provider": name, **PROVIDERS[name].version(), "direction": direction}
@@ -264,32 +243,26 @@ def ways(shape: Shape, run: Run) -> list[Row]:
     ]
 
 
-def opened(shape: Shape, run: Run) -> Callable[[Row], dict[str, Any]]:
+def opened(shape: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
     """Return what measures a direction of a provider."""
     inputs = Inputs(shape, run.device)
 
     @cache
-    def prepared(name: str) -> tuple[Step, float, str | None]:
+    def prepared(name: str) -> tuple[Step, float]:
         provider = PROVIDERS[name]
         if reason := provider.unsupported(inputs, run.device, ""):
             raise ValueError(reason)
         step = Step(provider.prepare(inputs, run.device), inputs.qkv)
-        gate = Gate(provider.gated_by(inputs), *inputs.qkv)
-        error = step.error(gate, provider.directions)
-        return step, error, gate.verdict(error)
+        return step, step.error(Gate(provider.gated_by(inputs), *inputs.qkv), provider.directions)
 
     def one(row: Row) -> dict[str, Any]:
-        step, error, wrong = prepared(row["provider"])
+        step, error = prepared(row["provider"])
         share = inputs.causal.elements if row["provider"] == "causal" else inputs.share
-        if wrong:
-            return {"status": wrong, "error": error, "share": share}
-        call = step.call(row["direction"])
-        call()
-        times = time_call(call, run.device, run.options.seconds)
+        times = step.time(row["direction"], run.device, run.options.seconds)
         products = 5 if row["direction"] == "backward" else 2
         pairs = share * shape.batch * shape.heads * shape.n**2
-        tflops = 2e-9 * products * shape.head_dim * pairs / times.ms_median
-        return times._asdict() | {"error": error, "share": share, "tflops": tflops}
+        tflops = 2e-9 * products * shape.head_dim * pairs / times["ms_median"]
+        return times | {"error": error, "share": share, "tflops": tflops}
 
     return one
 

@@ -1,36 +1,36 @@
-"""The runner of studies: cases x providers x directions in rounds, each gated, timed and kept.
+"""The runner of studies: cases x ways x rounds, each gated, timed and kept.
 
 A study is a module of this folder. It defines
 
     Options                 its options, a dataclass with those of `runner.Options`
     DEFAULTS                its Options for "cuda" and for "cpu"
     KEY                     the fields of a row that say what was measured
-    cases(run)              what to measure, dataclasses whose fields become fields of rows
+    cases(run)              what to measure: fields of rows, or objects whose `row()` gives them
     ways(case, run)         what to measure of a case: fields such as provider and direction; none
                             where it is one thing
     opened(case, run)       makes the inputs; a function that measures one row: its further fields
     tables(frame)           Markdown tables of rows by name
     figures(frame)          figures of rows by name, if there are any
 
-A row that raises says why: ValueError and NotImplementedError mean "unsupported". A function that
-measures compares with float64 before it times, and returns `status` where the result is wrong.
+A row that raises says why: ValueError and NotImplementedError mean "unsupported", TimeoutError
+"left out", and `WrongResult` a result that is not timed.
 """
 
-import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import product
 from types import ModuleType
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
-from experiments.bench.run import breaks_context
-from experiments.common.checks import choose
+from experiments.bench import step
+from experiments.bench.gate import WrongResult
+from experiments.bench.step import breaks_context, free
+from experiments.common.config import choose
 from experiments.common.devices import find_device
 from experiments.common.rows import OK, SOURCES, Found, Row, Rows, clocks, found
-from experiments.training.device import lacks_memory
 
 LEFT_OUT = "left out"  # the status of a call that would take too long
 
@@ -94,7 +94,7 @@ class Run:
     def wanted(self, case: Any) -> list[Row]:
         """Return the rows of a case before they are measured, in the order of their turns."""
         ways = self.study.ways(case, self) if hasattr(self.study, "ways") else [{}]
-        facts = case.row() if hasattr(case, "row") else asdict(case)
+        facts = case if isinstance(case, dict) else case.row()
         facts = {"mask": "", "density": None} | facts
         numbers = range(1, self.options.rounds + 1)
         return [
@@ -118,6 +118,7 @@ class Run:
                 found = {"status": OK, **one(row)}
             except Exception as error:  # one failure is a result, not the end of the run
                 found = {"status": why(error)}
+                found |= {"error": error.error} if isinstance(error, WrongResult) else {}
                 if one is None:  # what cannot be opened has no row with a time
                     one = lambda row, found=found: found  # noqa: E731
             after = {f"{name}_after": mhz for name, mhz in clocks(self.device).items()}
@@ -132,6 +133,12 @@ class Run:
         numbers = {n: row.get(n) for n in ("ms_median", "error", "peak_mib", "rmse")}
         text = "  ".join(f"{name} {x:.4g}" for name, x in numbers.items() if x is not None)
         return f"{what}  {text if row['status'] == OK else row['status']}"
+
+
+def grid(**fields: Any) -> list[Found]:
+    """Return a case for each combination of the fields that are lists, the first one slowest."""
+    axes = [value if isinstance(value, list) else [value] for value in fields.values()]
+    return [Found(zip(fields, values, strict=True)) for values in product(*axes)]
 
 
 def choices(options: Any, **known: Iterable[str]) -> None:
@@ -152,18 +159,13 @@ def in_turn(ways: Sequence[Row], number: int, name: str) -> list[Row]:
 
 def why(error: Exception) -> str:
     """Return a failure as the status of a row."""
-    kind = "out of memory" if lacks_memory(error) else "failed"
-    if isinstance(error, ValueError | NotImplementedError) or "No available kernel" in str(error):
-        kind = "unsupported"
-    text = " ".join(str(error).split()) or type(error).__name__
-    return f"{kind}: {text[:160]}"
+    return f"{LEFT_OUT}: {error}" if isinstance(error, TimeoutError) else step.why(error)
 
 
-def free(device: torch.device) -> None:
-    """Give memory of earlier measurements back."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+def needs(need: float, available: float) -> None:
+    """Raise MemoryError if that many bytes are more than are available."""
+    if need > available:
+        raise MemoryError(f"needs about {need / 2**30:.3g} GiB of {available / 2**30:.3g} free")
 
 
 def latest(frame: Any, shared: str, cell: Sequence[str]) -> list[Found]:
@@ -183,8 +185,7 @@ def about(frame: Any) -> str:
     def several(name: str) -> str:
         return ", ".join(sorted({str(row[name]) for row in rows if row.get(name)}))
 
-    commits = {row.commit for row in rows if row.commit}
-    gpus = {row.gpu for row in rows if row.gpu}
+    commits, gpus = ({row[name] for row in rows if row[name]} for name in ("commit", "gpu"))
     text = f"{several('device')}; torch {several('torch')}; "
     text += f"{len(gpus)} GPUs; " if len(gpus) > 1 else ""
     dates = sorted({row.date[:10] for row in rows})

@@ -18,15 +18,17 @@ import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.timing import graph_ms, measure
 from experiments.common.files import reason
-from experiments.common.rows import Row, found, last_versions
+from experiments.common.rows import Found, Row, found, last_versions
 from experiments.common.tables import markdown
 from experiments.studies import runner
-from experiments.studies.runner import Run
+from experiments.studies.runner import Run, grid
 from sparseflash import select
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.schedule.blocks import Schedule
 from sparseflash.testing import make_qkv
 
+KEY = "step batch heads kv_heads n_q n_k head_dim dtype".split()
+STEPS = ("selection", "schedule", "forward", "backward", "chain")
 SELECTORS = ("top_k", "mass", "moba", "nsa")
 
 
@@ -36,7 +38,7 @@ def parse(text: str) -> select.Selector:
     Arguments are constants and masks. Raise ValueError for another text.
     """
     try:
-        return _call(ast.parse(text, mode="eval").body, SELECTORS)
+        return _call(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(
             f"selectors: {text!r} is no selector ({reason(error)}); "
@@ -44,12 +46,12 @@ def parse(text: str) -> select.Selector:
         ) from error
 
 
-def _call(node: ast.AST, names: tuple[str, ...]) -> Any:
+def _call(node: ast.AST) -> select.Selector:
     match node:
-        case ast.Call(ast.Name(name), args, keywords) if name in names:
+        case ast.Call(ast.Name(name), args, keywords) if name in SELECTORS:
             named = {str(keyword.arg): _argument(keyword.value) for keyword in keywords}
             return getattr(select, name)(*map(_argument, args), **named)
-    raise ValueError(f"choose from {', '.join(names)}")
+    raise ValueError(f"choose from {', '.join(SELECTORS)}")
 
 
 def _argument(node: ast.expr) -> Any:
@@ -58,10 +60,6 @@ def _argument(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         return masks.parse(ast.unparse(node))
-
-
-KEY = "step batch heads kv_heads n_q n_k head_dim dtype".split()
-STEPS = ("selection", "schedule", "forward", "backward", "chain")
 
 
 @dataclass(kw_only=True)
@@ -83,40 +81,63 @@ DEFAULTS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """A selector and the shape of its q and k."""
-
-    selector: select.Selector
-    shape: Row
-
-    def row(self) -> Row:
-        return {"mask": str(self.selector), **self.shape}
-
-
-def cases(run: Run) -> list[Case]:
+def cases(run: Run) -> list[Found]:
     """Return the selectors of the options."""
     o = run.options
-    heads, n = o.kv_heads or o.heads, o.seq_len
-    shape = {"batch": o.batch, "heads": o.heads, "kv_heads": heads, "n_q": n, "n_k": n}
-    shape |= {"head_dim": o.head_dim, "dtype": o.dtype}
-    selectors = [parse(text) for text in o.selectors]
-    selectors = selectors or default_selectors(o.density, n)
-    return [Case(selector, shape) for selector in selectors]
+    return grid(
+        mask=[str(parse(text)) for text in o.selectors or default_selectors(o)], batch=o.batch,
+        heads=o.heads, kv_heads=o.kv_heads or o.heads, n_q=o.seq_len, n_k=o.seq_len,
+        head_dim=o.head_dim, dtype=o.dtype,
+    )  # fmt: skip
 
 
-def ways(case: Case, run: Run) -> list[Row]:
+def default_selectors(o: Options) -> list[str]:
+    """Return one of each kind, with about this share of the key blocks where it has a knob."""
+    share, n = float(o.density), o.seq_len
+    chunk = max(128, n // 64 // 128 * 128)
+
+    def blocks(size: int) -> int:
+        return max(1, round(share * n / size))
+
+    return [
+        f"top_k({share})", f"top_k({share}, 'max')", f"top_k({share}, 'bound')",
+        f"top_k({share}, within=causal(), always=local(0))",
+        f"mass(0.9, max_blocks={blocks(128)})",
+        f"moba({chunk}, {blocks(chunk)}, union=True)",
+        f"nsa({blocks(64)}, union=True)",
+    ]  # fmt: skip
+
+
+def ways(case: Found, run: Run) -> list[Row]:
+    """Return the steps."""
     return [{"step": step} for step in STEPS]
 
 
-def opened(case: Case, run: Run) -> Callable[[Row], Row]:
+def opened(case: Found, run: Run) -> Callable[[Row], Row]:
     """Return what measures a step of one selector."""
-    o, device = run.options, run.device
-    qkv = make_qkv(
-        o.batch, o.heads, o.seq_len, o.seq_len, o.head_dim,
-        kv_heads=case.shape["kv_heads"], dtype=DTYPES[o.dtype], device=device,
+    selector, device, seconds = parse(case.mask), run.device, run.options.seconds
+    q, k, v = make_qkv(
+        case.batch, case.heads, case.n_q, case.n_k, case.head_dim, kv_heads=case.kv_heads,
+        dtype=DTYPES[case.dtype], device=device, requires_grad=True,
     )  # fmt: skip
-    selection, calls = steps(case.selector, *qkv)
+    extents = (case.n_q, case.n_k, case.batch, case.heads, device)
+    selection = selector(q, k)
+
+    def schedule() -> Schedule:
+        return schedule_from_selection(selection, *extents)
+
+    def attend(mask: Schedule | select.Selection) -> Tensor:
+        return sparseflash.attention(q, k, v, mask)  # pyright: ignore[reportReturnType]
+
+    made = schedule()
+    out, dout = attend(made), torch.randn_like(q)
+    calls: dict[str, Callable[[], object]] = {
+        "selection": lambda: selector(q, k),
+        "schedule": schedule,
+        "forward": torch.no_grad()(lambda: attend(made)),
+        "backward": lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True),
+        "chain": torch.no_grad()(lambda: attend(selector(q, k))),
+    }
     about = {
         "density": selection.density().item(),
         "partial": (selection.codes >= 0).float().mean().item(),  # blocks with a bit tile
@@ -126,57 +147,11 @@ def opened(case: Case, run: Run) -> Callable[[Row], Row]:
 
     def one(row: Row) -> Row:
         call = calls[row["step"]]
-        times = measure(call, device, o.seconds)
-        graph = None if row["step"] == "backward" else graph_ms(call, device, o.seconds)
+        times = measure(call, device, seconds)
+        graph = None if row["step"] == "backward" else graph_ms(call, device, seconds)
         return {**about, **times._asdict(), "ms_graph": graph}
 
     return one
-
-
-def steps(
-    selector: select.Selector, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[select.Selection, dict[str, Callable[[], object]]]:
-    """Return a selection, and what is timed."""
-    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
-    extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1], q.device)
-    selection = selector(q, k)
-
-    def schedule() -> Schedule:
-        return schedule_from_selection(selection, *extents)
-
-    def attend(mask: Schedule | select.Selection) -> Tensor:
-        out = sparseflash.attention(q, k, v, mask)
-        assert isinstance(out, Tensor)
-        return out
-
-    made = schedule()
-    out, dout = attend(made), torch.randn_like(q)
-    return selection, {
-        "selection": lambda: selector(q, k),
-        "schedule": schedule,
-        "forward": torch.no_grad()(lambda: attend(made)),
-        "backward": lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True),
-        "chain": torch.no_grad()(lambda: attend(selector(q, k))),
-    }
-
-
-def default_selectors(density: float, seq_len: int) -> list[select.Selector]:
-    """Return one of each kind, with about this share of the key blocks where it has a knob."""
-    causal, share = masks.causal(), float(density)
-    chunk = max(128, seq_len // 64 // 128 * 128)
-
-    def blocks(size: int) -> int:
-        return max(1, round(density * seq_len / size))
-
-    return [
-        select.top_k(share),
-        select.top_k(share, "max"),
-        select.top_k(share, "bound"),
-        select.top_k(share, within=causal, always=masks.local(0)),
-        select.mass(0.9, max_blocks=blocks(128)),
-        select.moba(chunk, blocks(chunk), union=True),
-        select.nsa(blocks(64), union=True),
-    ]
 
 
 def tables(frame: Any) -> dict[str, str]:

@@ -11,28 +11,26 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import sparseflash
 from experiments.bench.cases import DENSE, DTYPES, Case
-from experiments.bench.gate import LIMIT, Gate
+from experiments.bench.gate import LIMIT, Gate, WrongResult, learned
+from experiments.bench.step import Step, draw
 from experiments.bench.timing import measure
 from experiments.common.rows import OK, Row, last_versions
 from experiments.common.tables import MISSING, markdown, pivot
 from experiments.studies import runner
 from experiments.studies.runner import Run, choices
-from experiments.studies.step import Step, draw
 from sparseflash import Terms
 from sparseflash.kernels.common.device import nvidia_capability
-from sparseflash.testing import logits, oracle, relative_error
+from sparseflash.testing import logits, relative_error
 
 KEY = "term provider direction batch heads kv_heads n head_dim dtype block radius round".split()
 FIELDS = ("sink", "softcap", "slopes", "bias")
 NONE, ALL, MAX = "none", "all", "max"
 TERMS = ("sink", "softcap", "low_softcap", "slopes", "bias")
-LEARNED = ("sink", "bias")
 # Scores are about 1. Both are so low that the gate sees whether there is a cap. Below 15, few
 # scores reach 0.4 of it, as in models that were trained with one; below 2, most of them do.
 CAPS = {"softcap": 15.0, "low_softcap": 2.0}
@@ -120,32 +118,28 @@ def ways(group: Group, run: Run) -> list[Row]:
 
 def opened(group: Group, run: Run) -> Callable[[Row], dict[str, Any]]:
     """Return what measures a direction of a term."""
-    limit = LIMIT[DTYPES[group.case.dtype]]
 
     @cache
     def prepared(term: str) -> tuple[TermStep, dict[str, Any]]:
         step = step_of(group.case, group.provider, term, group.radius, run.device)
-        error, of_terms = gate_errors(group.case, step)
-        return step, {"error": error, "term_error": of_terms} | verdict(error, of_terms, limit)
+        return step, passed(*gate_errors(group.case, step), LIMIT[DTYPES[group.case.dtype]])
 
     def one(row: Row) -> dict[str, Any]:
-        step, found = prepared(row["term"])
-        if "status" in found:
-            return found
+        step, errors = prepared(row["term"])
         call = step.call(row["direction"])
-        return found | measure(call, run.device, run.options.seconds)._asdict()
+        return errors | measure(call, run.device, run.options.seconds)._asdict()
 
     return one
 
 
-def verdict(error: float, of_terms: float | None, limit: float) -> dict[str, str]:
-    """Return the status of a call with these errors if it is not timed."""
+def passed(error: float, of_terms: float | None, limit: float) -> dict[str, Any]:
+    """Return the errors as fields of a row. Raise WrongResult if one is beyond its limit."""
     if not error < limit:
-        return {"status": f"wrong result: error {error:.3g}, limit {limit:g}"}
-    if of_terms is not None and not of_terms < OF_TERMS * limit:
-        most = OF_TERMS * limit
-        return {"status": f"wrong gradient of a term: error {of_terms:.3g}, limit {most:g}"}
-    return {}
+        raise WrongResult(f"wrong result: error {error:.3g}, limit {limit:g}", error)
+    if of_terms is not None and not of_terms < (most := OF_TERMS * limit):
+        text = f"wrong gradient of a term: error {of_terms:.3g}, limit {most:g}"
+        raise WrongResult(text, of_terms)
+    return {"error": error, "term_error": of_terms}
 
 
 def terms_of(name: str, heads: int, radius: int, device: torch.device) -> Terms | None:
@@ -165,12 +159,6 @@ def terms_of(name: str, heads: int, radius: int, device: torch.device) -> Terms 
     own = "softcap" if name in CAPS else name
     names = FIELDS if name == ALL else [each for each in FIELDS if each == own]
     return Terms(**{each: values[each] for each in names}) if names else None
-
-
-def learned(terms: Terms | None) -> dict[str, Tensor]:
-    """Return the terms that have a gradient."""
-    values = {} if terms is None else {name: getattr(terms, name) for name in LEARNED}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,55 +185,23 @@ def step_of(case: Case, backend: str, term: str, radius: int, device: torch.devi
     return TermStep(attend, qkv, tuple(learned(terms).values()), terms, maxima)
 
 
-@torch.enable_grad()
 def gate_errors(case: Case, step: TermStep) -> tuple[float, float | None]:
     """Return the largest relative error of output, dq, dk, dv and, where they are kept, the row
-    maxima; and that of the gradients of terms.
-
-    As in `Gate`, the incoming gradient is zero outside the sampled rows, which therefore determine
-    all gradients, those of the terms too.
+    maxima; and that of the gradients of terms, which the sampled rows determine too.
     """
-    gate = Gate(case, *step.qkv)
-    out, (dq, dk, dv, *grads) = step.forward(), step.both(gate.dout)
+    gate = Gate(case, *step.qkv, step.terms)
+    dq, dk, dv, *grads = step.both(gate.dout)
     assert dq is not None and dk is not None and dv is not None
-    maxima = None if step.maxima is None else step.maxima()
-    place = gate.rows - case.n_q
-    own = learned(step.terms)
-    exact = {name: value.detach().double().requires_grad_() for name, value in own.items()}
-    totals = [torch.zeros_like(value) for value in exact.values()]
-    errors = []
-    for b, heads, g in gate.samples:
-        given = step.qkv[0][b, heads, gate.rows], step.qkv[1][b, g], step.qkv[2][b, g]
-        q, k, v = inputs = [t.detach().double().requires_grad_() for t in given]
-        terms = _of_heads(step.terms, exact, heads)
-        rows = gate.rows.cpu().numpy()
-        allowed = np.stack([case.allowed(b, h, rows) for h in range(heads.start, heads.stop)])
-        seen = torch.from_numpy(allowed).to(q.device)[None]
-        expected, _ = oracle(q[None], k[None, None], v[None, None], seen, terms=terms, place=place)
-        dout = gate.dout[b, heads, gate.rows].double()[None]
-        wanted = torch.autograd.grad(expected, (*inputs, *exact.values()), dout)
-        sampled = torch.zeros_like(dq[b, heads], dtype=torch.float64)
-        sampled[:, gate.rows] = wanted[0]
-        pairs = (
-            (out[b, heads, gate.rows], expected[0]), (dq[b, heads], sampled),
-            (dk[b, g], wanted[1]), (dv[b, g], wanted[2]),
-        )  # fmt: skip
-        errors += [relative_error(*pair) for pair in pairs]
-        if maxima is not None:
-            wanted_max = logits(q[None], k[None, None], seen).amax(-1)[0]
-            errors.append(relative_error(maxima[b, heads, gate.rows], wanted_max))
-        for total, grad in zip(totals, wanted[3:], strict=True):
-            total += grad
-    of_terms = [relative_error(a, b) for a, b in zip(grads, totals, strict=True) if a is not None]
+    errors = [gate.forward_error(step.forward()), gate.backward_error(dq, dk, dv)]
+    if step.maxima is not None:
+        found = step.maxima()
+        for b, heads, g in gate.samples:
+            q, k, _, seen = gate.inputs(b, heads, g)
+            wanted = logits(q, k, seen).amax(-1)[0]
+            errors.append(relative_error(found[b, heads, gate.rows], wanted))
+    totals = [sum(parts) for parts in zip(*(slice_[4:] for slice_ in gate.expected), strict=True)]
+    of_terms = [relative_error(a, b) for a, b in zip(grads, totals, strict=True)]
     return max(errors), max(of_terms, default=None)
-
-
-def _of_heads(terms: Terms | None, exact: dict[str, Tensor], heads: slice) -> Terms | None:
-    """Return the terms of some heads, those that are learned in float64."""
-    if terms is None:
-        return None
-    slopes = None if terms.slopes is None else terms.slopes[heads]
-    return terms._replace(slopes=slopes, **{name: value[heads] for name, value in exact.items()})
 
 
 def tables(frame: Any) -> dict[str, str]:

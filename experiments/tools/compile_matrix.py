@@ -9,28 +9,25 @@ holds is not compiled again. Exit status 1 where a kernel does not compile or is
 """
 
 import argparse
-import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from experiments.common.provenance import ROOT, versions
-from experiments.common.rows import OK, Found, Row, Rows, found, read
+from experiments.common.rows import OK, Found, Rows, found, read
 from experiments.common.tables import MISSING, markdown
 from experiments.tools.calls import CALLS, Call, calls
 from experiments.tools.offline import CHIPS, HOPPER, compiled
 
 TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 MEASURED = "3.6."  # the Triton that the speed of the Hopper kernels was measured with
-CHILD = "from experiments.tools.compile_matrix import child; child()"
 KEY = ("target", "backend", "label", "kernel", "variant")
 FOLDER = Path("runs/compile_matrix")  # Tritons that are not installed are unpacked here
 
@@ -48,17 +45,19 @@ def main() -> None:
     )
     parser.add_argument("--no-measure", action="store_true", help="tables only, of all rows")
     parser.add_argument("--allow-changes", action="store_true")
+    parser.add_argument("--here", action="store_true", help="in this process, with its Triton")
     options = parser.parse_args()
-    if options.no_measure:
-        rows = found(read(options.rows))
-    else:
-        kept = Rows(options.rows, KEY, allow_changes=options.allow_changes)
-        rows = [
-            row
-            for version in options.tritons
-            for target in options.targets
-            for row in run(version, target, wanted(target, options.calls), kept)
-        ]
+    if options.here:
+        return compile_here(options)
+    if not options.no_measure:
+        for version in options.tritons:
+            for target in options.targets:  # Triton's functions keep the options of the first
+                compile_with(version, target)
+    rows = found(read(options.rows))
+    if not options.no_measure:
+        last = rows[-1].source
+        rows = [r for r in rows if r.source == last and r.triton in options.tritons
+                and r.target in options.targets]  # fmt: skip
     for name, table in tables(rows).items():
         print(f"{name}\n\n{table}\n")
     beyond = [
@@ -66,6 +65,39 @@ def main() -> None:
     ]
     print("\n".join(beyond))
     sys.exit(bool(beyond))
+
+
+def compile_with(version: str, target: str) -> None:
+    """Run this command for one Triton and target, in a process that finds this Triton."""
+    path = filter(None, (folder_of(version), str(ROOT), os.environ.get("PYTHONPATH")))
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    words = [*sys.argv[1:], "--here", "--targets", target]
+    with tempfile.TemporaryDirectory() as caches:
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "TRITON_CACHE_DIR": caches}
+        command = [sys.executable, "-m", "experiments.tools.compile_matrix", *words]
+        subprocess.run(command, env=environment, check=True)
+
+
+def compile_here(options: argparse.Namespace) -> None:
+    """Add the rows of each call, but for variants that the file holds."""
+    rows, (target,) = Rows(options.rows, KEY, allow_changes=options.allow_changes), options.targets
+    command = shlex.join(["python", "-m", "experiments.tools.compile_matrix", *sys.argv[1:]])
+    origin = rows.origin("cpu", command)
+    same = (OK, target, origin["triton"], origin["source"])
+    names = ("status", "target", "triton", "source")
+    known = {r["variant"] for r in rows.rows if tuple(r[name] for name in names) == same}
+    asked = wanted(target, options.calls)
+    for call in tqdm(asked, f"Triton {origin['triton']}, {target}", disable=None):
+        about = {"status": OK, "target": target, "label": call.label, "backend": call.backend}
+        try:
+            made = compiled(call, CHIPS[target], known)
+            lines = [{"kernel": k.name, "variant": k.variant, **k.report()} for k in made]
+        except Exception as error:  # one call that does not compile must not end the others
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            lines = [{"kernel": "", "variant": "", "status": f"failed: {reason[-300:]}"}]
+        for line in lines:
+            rows.append(about | line | origin)
+            known.add(line["variant"])
 
 
 def wanted(target: str, text: str = "") -> list[Call]:
@@ -95,75 +127,6 @@ def faults(row: Found) -> list[str]:
         ),
     }
     return [fault for fault, true in tests.items() if true]
-
-
-# ---- compiling
-
-
-def run(version: str, target: str, calls: Sequence[Call], rows: Rows) -> list[Found]:
-    """Return the rows of a Triton and a target, compiled now or found in `rows`."""
-    command = shlex.join(["python", "-m", "experiments.tools.compile_matrix", *sys.argv[1:]])
-    origin = rows.origin("cpu", command) | {"triton": version}
-    same = (version, target, origin["source"])
-
-    def mine() -> list[Found]:
-        backends = {call.backend for call in calls}
-        of = [r for r in found(rows.rows) if (r.triton, r.target, r.source) == same]
-        return [row for row in of if row.status == OK and row.backend in backends]
-
-    known, failed = [row.variant for row in mine()], []
-    made = compile_rows(version, target, calls, known)
-    for lines in tqdm(made, f"Triton {version}, {target}", len(calls), disable=None):
-        for line in lines:
-            row = rows.append({"status": OK, "target": target} | line | origin)
-            failed += [] if row["status"] == OK else [Found(row)]
-    return mine() + failed
-
-
-def compile_rows(
-    version: str, target: str, calls: Sequence[Call], known: Sequence[str] = ()
-) -> Iterator[list[Row]]:
-    """Yield the rows of each call, compiled in a process with this Triton.
-
-    Variants that are known are not compiled, and a variant of several calls is one row.
-    """
-    path = filter(None, (folder_of(version), str(ROOT), os.environ.get("PYTHONPATH")))
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    request = {"target": target, "calls": [asdict(call) for call in calls], "known": list(known)}
-    command = [sys.executable, "-c", CHILD]
-    with tempfile.TemporaryDirectory() as caches, tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment | {"PYTHONPATH": os.pathsep.join(path), "TRITON_CACHE_DIR": caches},
-        )  # fmt: skip
-        assert child.stdin is not None and child.stdout is not None
-        with child:
-            child.stdin.write(json.dumps(request))
-            child.stdin.close()
-            yield from map(json.loads, child.stdout)
-        if child.returncode:
-            errors.seek(0)
-            last = (errors.read().strip().splitlines() or ["no message"])[-1]
-            raise ValueError(f"the compilation with Triton {version} ended early: {last[:300]}")
-
-
-def child() -> None:
-    """Compile for the Triton that this process finds: a line with the rows of each call."""
-    out, sys.stdout = sys.stdout, sys.stderr  # what compilers print is no part of the answer
-    request: dict[str, Any] = json.load(sys.stdin)
-    known = set(request["known"])
-    for fields in request["calls"]:
-        call = Call(**fields)
-        try:
-            kernels = list(compiled(call, CHIPS[request["target"]], known))
-            lines = [{"kernel": k.name, "variant": k.variant, **k.report()} for k in kernels]
-        except Exception as error:  # one call that does not compile must not end the others
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            lines = [{"kernel": "", "variant": "", "status": f"failed: {reason[-300:]}"}]
-        known |= {line["variant"] for line in lines}
-        about = {"label": call.label, "backend": call.backend}
-        print(json.dumps([about | line for line in lines]), file=out, flush=True)
 
 
 def folder_of(version: str) -> str | None:

@@ -30,8 +30,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from experiments import sweep
-from experiments.common.checks import as_list
-from experiments.common.config import compose, make
+from experiments.common.config import as_list, compose, make
 from experiments.common.files import write_whole
 from experiments.training import run_file
 from experiments.training.state import CHECKPOINT, WEIGHTS

@@ -16,8 +16,8 @@ docs/results:
   each file. It returns a dict of Markdown tables by name. `where` is a pandas query that chooses
   rows of the first file.
 - `rows(file, where)` is that frame itself. `runs(file, where)` is a frame of training runs.
-- `columns` and `lines` choose columns of a table by their heads (`columns("ms", new="old")` renames
-  one), and lines by a regular expression that matches somewhere in the line.
+- `columns` and `lines` choose columns of a table by their heads or parts of heads (`columns("ms",
+  new="old")` renames one), and lines by a regular expression that matches somewhere in the line.
 - `pivot(down, across, value, digits)` makes a table of a frame: a line for each value of the fields
   `down`, a column for each of `across`, and the mean of `value` ± its standard deviation.
 - `shares(down, head="part/whole")` makes a table of sums of counts, in percent.
@@ -110,13 +110,21 @@ def runs(file: str | Sequence[str], where: str = "") -> pd.DataFrame:
 
 
 def columns(text: str, *names: str, **renamed: str) -> str:
-    """Return Markdown tables with these columns in this order."""
-    wanted = {**{name: name for name in names}, **renamed}
+    """Return Markdown tables with these columns in this order.
+
+    names: heads, or what the heads of several columns contain.
+    """
 
     def change(head: str, body: list[str]) -> list[str]:
-        places = [_cells(head).index(name) for name in wanted.values()]
+        heads, wanted = _cells(head), []
+        for name in names:
+            found = [name] if name in heads else [text for text in heads if name in text]
+            if not found:
+                raise ValueError(f"no column {name}: choose from {', '.join(heads)}")
+            wanted += found
+        places = [heads.index(name) for name in (*wanted, *renamed.values())]
         chosen = [[_cells(line)[i] for i in places] for line in body]
-        return [f"| {' | '.join(line)} |" for line in ([*wanted], *chosen)]
+        return [f"| {' | '.join(line)} |" for line in ([*wanted, *renamed], *chosen)]
 
     return _each_table(text, change)
 

@@ -10,31 +10,47 @@ import pytest
 from hydra.errors import MissingConfigException
 
 from experiments import study
-from experiments.common.config import compose
+from experiments.common.config import CONF, compose
+from tests.experiments.conftest import configs_are_read_once  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMES = {"lm.report": "lm_report", "pathfinder.studies.masks": "path_masks"}
+GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Return programs with the options of their commands; options that do not collide are joined,
+    where the groups are the same, because each composition takes half a second.
+    """
+    found: dict[tuple, list[dict[str, str]]] = {}
+    for page in [page for page in PAGES if "templates" not in page.parts]:
+        for language, block in BLOCK.findall(page.read_text()):
+            lines = re.findall(r"-m experiments\.(\S+) (.*)", block.replace("\\\n", " "))
+            for program, rest in [] if language else lines:
+                words = shlex.split(rest, comments=True)
+                words = [word for word in words if re.match(r"[+~]{0,2}[\w.]+=", word)]
+                options = {word.partition("=")[0]: word for word in words}
+                same = {word for key, word in options.items() if key in {"name", *GROUPS}}
+                joined = found.setdefault((program, *sorted(same)), [])
+                for known in joined:
+                    if all(known.get(key, word) == word for key, word in options.items()):
+                        known |= options
+                        break
+                else:
+                    joined.append(options)
+    return [(key[0], [*each.values()]) for key, joined in found.items() for each in joined]
 
 
 @pytest.mark.slow
 def test_programs_have_the_options_of_every_command():
-    commands = []
-    for page in [page for page in PAGES if "templates" not in page.parts]:
-        for language, block in BLOCK.findall(page.read_text()):
-            if not language:
-                commands += re.findall(r"-m experiments\.(\S+) (.*)", block.replace("\\\n", " "))
-    for program, rest in dict.fromkeys(commands):
-        words = shlex.split(rest, comments=True)
-        options = [word for word in words if re.match(r"[+~]{0,2}[\w.]+=", word)]
+    for program, options in commands():
         if program == "study":
-            name, *options = options or [""]
-            if name:
-                module = import_module(f"experiments.studies.{name.removeprefix('name=')}")
-                study.options(module, options)
+            if name := next((w[5:] for w in options if w.startswith("name=")), ""):
+                study.options(import_module(f"experiments.studies.{name}"), options)
             continue
-        name = {"lm.report": "lm_report", "pathfinder.studies.masks": "path_masks"}
-        name = name.get(program, program.rpartition(".")[2])
+        name = NAMES.get(program, program.rpartition(".")[2])
         for module in (f"experiments.{program}", f"experiments.{program}.__main__"):
             with suppress(ModuleNotFoundError):
                 import_module(module)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.checks import whole_number
+from experiments.common.config import whole_number
 from experiments.common.near_duplicates import Distinct
 from experiments.common.work import progress
 from experiments.lra.tasks import task

@@ -4,7 +4,6 @@ import pytest
 
 from experiments.bench import counters
 from experiments.bench.cases import Case
-from experiments.tools import counters as tool
 
 CASE = Case("dense", 1, 2, 2, 256, 256, 64, "bfloat16", 0, 0)
 PRINTED = """==PROF== Connected to process 1
@@ -30,7 +29,7 @@ def test_what_ncu_prints_is_read():
 
 
 def test_the_report_compares_with_the_least_cost():
-    text = tool.report(counters.parse(PRINTED), CASE, "forward", "NVIDIA H200")
+    text = counters.report(counters.parse(PRINTED), CASE, "forward", "NVIDIA H200")
     needed = 4 * 2 * 256 * 64 * 2 + 2 * 256 * 4
     assert f"{1.5e6 / needed:.2f}x" in text
     assert "tensor_op" in text and "fp64" not in text
@@ -50,4 +49,4 @@ def test_the_metrics_are_those_of_the_chip(tmp_path):
     program = tmp_path / "ncu"
     program.write_text("#!/bin/sh\necho 'sm__inst_executed_pipe_tensor_op_gmma  Counter  warps'\n")
     program.chmod(0o755)
-    assert tool.metrics(str(program))[-1] == "sm__inst_executed_pipe_tensor_op_gmma.sum"
+    assert counters.metrics(str(program))[-1] == "sm__inst_executed_pipe_tensor_op_gmma.sum"

@@ -22,10 +22,7 @@ def test_published_shapes_are_those_of_the_peers(monkeypatch):
     monkeypatch.setattr(find("flashinfer").__class__, "missing", lambda self: None)
     parts = grids.published(CUDA)
     cases = [case for part in parts for case in part.cases]
-    assert {case.dtype for case in cases} == {"bfloat16"} and len(set(cases)) == len(cases)
-    video = {(c.heads, c.n_q, c.block_q) for c in cases if "(0.1" in c.mask and c.heads != 64}
-    shapes = [(40, 92160), (56, 91392)]
-    assert video == {(h, n, block) for h, n in shapes for block in (64, 128, 256)}
+    assert len(set(cases)) == len(cases)
     for case in cases:
         if case.mask.startswith("random"):
             assert case.head_dim == 128 and "per_head=True" in case.mask
@@ -34,23 +31,10 @@ def test_published_shapes_are_those_of_the_peers(monkeypatch):
     assert {(c.heads, c.batch, c.layout) for c in long} == {(4, 1, "token_major")}
     widths = [cudnn.intervals(case).shape[1] for case in long]
     assert widths == [1, 3, 3, 3, 9, 19, 5]  # as in cuDNN's benchmark, but the tree of five levels
-    assert {(c.heads, c.kv_heads, c.n_q) for c in cases if c.kv_heads == 8} == {(64, 8, 65536)}
-    assert {name for part in parts for name in part.providers} == {
-        *("hopper", "sdpa_cudnn", "flex", "fa4", "fa4_window", "fa4_varlen"),
-        *("cudnn_blocks", "cudnn_flex", "flashinfer", "vsa"),
-    }
-
-
-@pytest.mark.parametrize("name", ["page", "published"])
-def test_grids_ask_peers_only_where_they_are_installed(name, monkeypatch):
-    def asked():
-        return {p for part in grids.GRIDS[name](CUDA) for p in part.providers}
-
     monkeypatch.setattr(provider, "why_missing", lambda *_: "not here")
-    assert not any(p.startswith(("fa4", "cudnn", "flashinfer", "vsa")) for p in asked())
-    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
-    monkeypatch.setattr(find("flashinfer").__class__, "missing", lambda self: None)
-    assert {"cudnn_blocks", "cudnn_flex"} <= asked()
+    for name in ("page", "published"):  # peers only where they are installed
+        asked = {p for part in grids.GRIDS[name](CUDA) for p in part.providers}
+        assert not any(p.startswith(("fa4", "cudnn", "vsa")) for p in asked)
 
 
 @pytest.mark.parametrize("n", [2048, 131072])
@@ -66,24 +50,19 @@ def test_masks_of_intervals_fill_the_sequence(n):
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_default_grids_have_dense_and_halving_densities(device):
-    cases = make_grid(device)
-    first = [case for case in cases if case.n_q == cases[0].n_q and case.heads == cases[0].heads]
-    assert first[0].mask == DENSE and (first[0].block_q, first[0].block_k) == (0, 0)
-    assert len(set(cases)) == len(cases)
-    assert len({case.n_q for case in cases}) >= 4
-    assert {0.5, 0.25, 0.125} <= {case.density for case in first if "random" in case.mask}
-
-
-def test_a_given_mask_or_length_replaces_the_sweep():
+def test_grids_have_dense_and_halving_densities_and_take_given_values():
+    for device in ("cpu", "cuda"):
+        cases = make_grid(device)
+        shape = cases[0].n_q, cases[0].heads
+        first = [case for case in cases if (case.n_q, case.heads) == shape]
+        assert first[0].mask == DENSE and (first[0].block_q, first[0].block_k) == (0, 0)
+        assert len(set(cases)) == len(cases) and len({case.n_q for case in cases}) >= 4
+        assert {0.5, 0.25, 0.125} <= {case.density for case in first if "random" in case.mask}
+    # a mask or a length replaces the sweep, a shape keeps it
     cases = make_grid("cpu", mask=["local:32", DENSE], seq_len=[128, 256], heads=3)
     assert [(c.mask, c.n_q, c.n_k, c.heads, c.kv_heads) for c in cases] == [
         (mask, n, n, 3, 3) for n in (128, 256) for mask in ("local(32)", DENSE)
     ]
-
-
-def test_a_given_shape_keeps_the_sweep():
     cases = make_grid("cpu", head_dim=32)
     assert {case.head_dim for case in cases} == {32}
     assert {case.n_q for case in cases} == {case.n_q for case in make_grid("cpu")}
@@ -116,9 +95,10 @@ def test_an_impossible_block_size_is_refused(size):
 
 def test_the_page_is_a_grid(monkeypatch):
     monkeypatch.setattr(provider, "why_missing", lambda *_: None)
-    for device in (CPU, CUDA):
-        found = chosen(Options(grid="page"), device)
-        assert len({t.case.layout for t in found}) == 2 and len(set(found)) == len(found)
+    with pytest.raises(ValueError, match="grid=page needs a GPU"):
+        chosen(Options(grid="page"), CPU)
+    found = chosen(Options(grid="page"), CUDA)
+    assert len({t.case.layout for t in found}) == 2 and len(set(found)) == len(found)
     by_provider = {}
     for what in found:
         by_provider.setdefault(what.provider, set()).add(what.case.mask.partition("(")[0])

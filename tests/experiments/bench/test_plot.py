@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from experiments.bench.grids import make_grid
 from experiments.bench.plot import draw_speed, patterns
 from experiments.bench.tables import SpeedRow, newest
-from experiments.common.checks import as_list
+from experiments.common.config import as_list
 from experiments.common.figures import COLUMN, PAGE, style
 from tests.experiments.bench.bench_cases import ROW
 
@@ -105,13 +105,9 @@ def test_a_legend_is_short_and_names_what_a_reader_knows():
         assert figure.get_figwidth() in (COLUMN, PAGE)
         figure.draw_without_rendering()
         assert figure.legends[0].get_window_extent().width <= figure.bbox.width
-
-
-def test_random_blocks_are_shown_once():
-    found = patterns(made_up(mask=[*MASKS, "causal"], seq_len=[128, 256]))
-    texts = [blocks.text for blocks in found]
-    assert [text for text in texts if "random" not in text] == [
-        "local(32) | global_tokens(16)",
-        "causal()",
+    # random blocks are shown once
+    texts = [
+        blocks.text for blocks in patterns(made_up(mask=[*MASKS, "causal"], seq_len=[128, 256]))
     ]
-    assert len(found) == 3
+    structured = ["local(32) | global_tokens(16)", "causal()"]
+    assert [text for text in texts if "random" not in text] == structured and len(texts) == 3

@@ -61,21 +61,19 @@ def test_flex_gets_the_same_mask(monkeypatch):
     assert seen[0]["block_mask"].BLOCK_SIZE == (32, 32)
 
 
-def test_flex_autotunes_where_it_is_asked_to(monkeypatch):
-    modes = []
-    monkeypatch.setattr(torch, "compile", lambda *_, **options: modes.append(options["mode"]))
-    for name in ("flex", "flex_autotuned"):
-        providers.find(name).prepare(CASE, CPU)
-    assert modes == [None, "max-autotune-no-cudagraphs"]
+def test_flex_is_compiled_as_it_is_asked_to(monkeypatch):
+    modes, seen = [], []
 
+    def compile(*_, **options):
+        modes.append(options["mode"])
+        return lambda *_, **options: seen.append(options.get("kernel_options"))
 
-def test_flex_calls_flash_attention_4_where_it_is_asked_to(monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: lambda *_, **kw: seen.append(kw))
+    monkeypatch.setattr(torch, "compile", compile)
     q, k, v = make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=torch.float32, device=CPU)
-    for name in ("flex", "flex_flash"):
+    for name in ("flex", "flex_autotuned", "flex_flash"):
         providers.find(name).prepare(CASE, CPU)(q, k, v)
-    assert "kernel_options" not in seen[0] and seen[1]["kernel_options"] == {"BACKEND": "FLASH"}
+    assert modes == [None, "max-autotune-no-cudagraphs", None]
+    assert seen == [None, None, {"BACKEND": "FLASH"}]
 
 
 def test_flex_says_where_it_cannot_call_flash_attention_4(monkeypatch):

@@ -71,7 +71,7 @@ def test_nan_is_a_wrong_result(measure):
     ("error", "status"),
     [
         (ValueError("blocks of\n32"), "unsupported: blocks of 32"),
-        (RuntimeError("boom"), "failed: RuntimeError: boom"),
+        (RuntimeError("boom"), "failed: boom"),
     ],
 )
 def test_a_provider_that_raises_gets_a_status_and_the_run_goes_on(measure, error, status):
@@ -116,7 +116,7 @@ def test_what_is_timed_has_the_layout_and_the_values_of_the_row(
         def run(q, k, v):
             seen.append((q.stride(), k.stride(), v.stride(), q.double().sum().item()))
             out = exact(case)(q, k, v)
-            if direction == "backward":
+            if out.requires_grad:
                 out.register_hook(gradients.append)
             return out
 
@@ -125,7 +125,8 @@ def test_what_is_timed_has_the_layout_and_the_values_of_the_row(
     measure(make, direction, case)
     q, k, v = Bench(CPU, 0.01).inputs(case)
     assert len(seen) > 1 and not torch.equal(k, v)
-    assert all(x.count_nonzero() == x.numel() for x in gradients[-1:])  # not of sampled rows alone
+    # not of sampled rows alone
+    assert direction == "forward" or gradients[-1].count_nonzero() == gradients[-1].numel()
     assert set(seen) == {(q.stride(), k.stride(), v.stride(), q.double().sum().item())}
 
 
@@ -179,7 +180,8 @@ def test_what_does_not_exist_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             call()
-    assert {t.provider for t in chosen(Options(grid="page", providers="sdpa"), CPU)} == {"sdpa"}
+    some = chosen(Options(grid="page", providers="sdpa_cudnn"), torch.device("cuda"))
+    assert {t.provider for t in some} == {"sdpa_cudnn"}
 
 
 def test_a_rerun_measures_only_what_is_missing(tmp_path, capsys):

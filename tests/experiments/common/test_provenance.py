@@ -6,30 +6,26 @@ import pytest
 
 from experiments.common import provenance
 
-FOLDERS = ("masks", "sparseflash")
-
-
-@pytest.fixture
-def repository(folder):
-    """A small git repository as the project, with one commit."""
-    (folder / "docs").mkdir()
-    change(folder, "a = 1\n")
-    (folder / "masks" / "page.md").write_text("no code\n")
-    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "first"]):
-        subprocess.run(["git", *words], cwd=folder, check=True)
-    return folder
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with code as the project, without git."""
     (tmp_path / "masks").mkdir()
+    (tmp_path / "docs").mkdir()
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     monkeypatch.delenv(provenance.COMMIT, raising=False)
-    clear()
+    change(tmp_path, "a = 1\n")
     yield tmp_path
     clear()
+
+
+@pytest.fixture
+def repository(folder):
+    """A small git repository as the project, with one commit."""
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return folder
 
 
 def change(folder, code):
@@ -44,19 +40,28 @@ def clear():
 
 def test_a_changed_file_has_another_digest_and_no_commit(repository):
     before = provenance.source_digest("masks")
+    published = repository / "docs" / "speed.jsonl"
     (repository / "masks" / "notes.txt").write_text("not code")
     clear()
     assert provenance.source_digest("masks") == before and len(before) == 12
+    (repository / "masks" / "notes.txt").unlink()
+    published.write_text("a row\n")  # results alone do not make the code changed
+    clear()
+    assert not provenance.commit().endswith("+changes")
+    provenance.check_published(published)
     change(repository, "a = 2\n")
     assert provenance.source_digest("masks") != before
     assert provenance.commit().endswith("+changes")
+    with pytest.raises(ValueError, match=r"commit first, or allow it with allow_changes=true"):
+        provenance.check_published(published)
+    provenance.check_published(repository / "runs" / "speed.jsonl")
     change(repository, "a = 1\n")
     (repository / "masks" / "a.py").rename(repository / "masks" / "b.py")
     clear()
     assert provenance.source_digest("masks") != before
 
 
-def test_patterns_of_the_users_own_count(repository, monkeypatch, tmp_path):
+def test_patterns_of_the_users_own_count(folder, monkeypatch, tmp_path):
     """Another rule under the same text is measured again."""
     monkeypatch.syspath_prepend(tmp_path)
     digests = []
@@ -73,27 +78,13 @@ def test_patterns_of_the_users_own_count(repository, monkeypatch, tmp_path):
         provenance.source_digest("masks")
 
 
-def test_results_alone_do_not_make_the_code_changed(repository):
-    (repository / "docs" / "speed.csv").write_text("a row\n")
-    assert not provenance.commit().endswith("+changes")
-
-
-def test_only_a_commit_is_published(repository):
-    published = repository / "docs" / "results" / "speed.csv"
-    provenance.check_published(published)
-    change(repository, "a = 2\n")
-    with pytest.raises(ValueError, match=r"commit first, or allow it with allow_changes=true"):
-        provenance.check_published(published)
-    provenance.check_published(repository / "runs" / "speed.csv")
-
-
 def test_a_copy_without_git_names_its_commit(folder, monkeypatch):
     with pytest.raises(ValueError, match=r"not a git checkout: give the commit.*SOURCE_COMMIT="):
-        provenance.check_published(folder / "docs" / "speed.csv")
+        provenance.check_published(folder / "docs" / "speed.jsonl")
     monkeypatch.setenv(provenance.COMMIT, "abc")
     clear()
-    provenance.check_published(folder / "docs" / "speed.csv")
-    assert provenance.origin("cpu", "python", FOLDERS)["commit"] == "abc"
+    provenance.check_published(folder / "docs" / "speed.jsonl")
+    assert provenance.origin("cpu", "python", ("masks",))["commit"] == "abc"
 
 
 def test_the_commit_of_another_project_is_none_of_ours(repository, monkeypatch):

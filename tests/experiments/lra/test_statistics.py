@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.common.bits import pack, unpack
+from experiments.common.files import pack, unpack
 from experiments.lra.cells import difference, student
 from experiments.lra.runs import Run, read_runs, write_archive
 from tests.experiments.lra.made_runs import write_run

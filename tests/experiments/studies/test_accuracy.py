@@ -3,23 +3,24 @@
 import pytest
 import torch
 
-from experiments.common.rows import OK, frame
+from experiments.common.rows import OK, Found, frame
 from experiments.studies import accuracy
-from experiments.studies.accuracy import METHODS, Case, draw, tables
+from experiments.studies.accuracy import METHODS, draw, tables
 from sparseflash.testing import oracle
 
 CPU = torch.device("cpu")
 
 
 def test_a_thousandth_of_the_entries_is_far_out():
-    q, k, v = draw(Case(1, 2, 8192, 64, "float16", 0.001), CPU)
+    case = Found(batch=1, heads=2, n=8192, head_dim=64, dtype="float16", outliers=0.001)
+    q, k, v = draw(case, CPU)
     entries = torch.cat([t.float().flatten() for t in (q, k, v)])
     assert q.dtype == torch.float16 and not torch.equal(q, k) and not torch.equal(k, v)
     assert entries.mean().abs() < 0.01
     assert entries.var().item() == pytest.approx(1 + 0.001 * 100, rel=0.03)
     far = (entries.abs() > 5).float().mean().item()
     assert far == pytest.approx(0.001 * 0.62, rel=0.15)  # |N(0, 101)| > 5
-    calm = draw(Case(1, 2, 8192, 64, "float16", 0.0), CPU)[0].float()
+    calm = draw(Found(case | {"outliers": 0.0}), CPU)[0].float()
     assert calm.abs().max() < 6 and calm.var().item() == pytest.approx(1, rel=0.02)
 
 

@@ -1,7 +1,6 @@
 """Decoding: steps, bytes, the gate, chosen blocks, and the arguments of FlashInfer."""
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +8,17 @@ import torch
 
 from experiments.bench.cases import DENSE
 from experiments.bench.timing import Times
-from experiments.common.rows import OK, frame
+from experiments.common.rows import OK, Found, frame
 from experiments.studies import decode
-from experiments.studies.decode import CHOOSING, PROVIDERS, SELECTED, Inputs, Step, tables
+from experiments.studies.decode import CHOOSING, PROVIDERS, SELECTED, Inputs, tables
 from sparseflash.testing import relative_error
 from tests.experiments.studies.conftest import ok
 
 CPU = torch.device("cpu")
-STEP = Step(DENSE, 16, 2, 4, 2, 3, 192, 32, "float32", chosen=64)
+STEP = Found(
+    mask=DENSE, page=16, batch=2, heads=4, kv_heads=2, n_q=3, n=192, head_dim=32, dtype="float32"
+)
+CHOSEN = Found(STEP | {"mask": f"{SELECTED}(1)"})
 SMALL = ["lengths=[128]", "heads=4", "kv_heads=2", "head_dim=32", "chosen=64"]
 
 
@@ -50,7 +52,7 @@ def test_refusals(study, words, message):
 
 
 def test_a_table_has_medians_of_one_version_and_one_number_of_chosen_blocks():
-    row = STEP.row() | {
+    row = STEP | {
         "provider": "cpu",
         "step": "decode",
         "device": "a",
@@ -112,12 +114,11 @@ def test_choosing_is_part_of_the_time_where_a_row_says_so(study, one, monkeypatc
 
 
 def test_the_chosen_blocks_are_those_of_the_best_keys_in_pages_or_not():
-    step = replace(STEP, mask=SELECTED, page=0)
-    inputs = Inputs(step, CPU)
+    inputs = Inputs(Found(CHOSEN | {"page": 0}), CPU)
     keys = inputs.caches[0][0]
     keys[:, :, 128:] = 5 * inputs.q.unflatten(1, (2, -1)).mean((2, 3))[:, :, None]
     assert (inputs.choose(0).codes == -1).nonzero()[:, 3].tolist() == [2] * 4
-    paged = Inputs(replace(STEP, mask=SELECTED), CPU)
+    paged = Inputs(CHOSEN, CPU)
     keys = [torch.stack([paged.keys_of(0, b, h)[0] for h in range(2)]) for b in range(2)]
     inputs.q, inputs.caches = paged.q, [(torch.stack(keys), torch.stack(keys))]
     del inputs.summaries
@@ -127,8 +128,13 @@ def test_the_chosen_blocks_are_those_of_the_best_keys_in_pages_or_not():
 
 def test_bytes_are_those_of_the_keys_that_some_query_sees(study, one):
     run = study("decode", *SMALL, "providers=[cpu]")
-    for mask, keys in ((DENSE, 192), ("sliding(20)", 22), (SELECTED, 64), ("global_tokens(8)", 8)):
-        (row, *_) = one(run, replace(STEP, mask=mask), step="decode")
+    for mask, keys in (
+        (DENSE, 192),
+        ("sliding(20)", 22),
+        (CHOSEN["mask"], 64),
+        ("global_tokens(8)", 8),
+    ):
+        (row, *_) = one(run, Found(STEP | {"mask": mask}), step="decode")
         assert row.status == OK and row.density == pytest.approx(keys / 192), mask
         assert row.read_mb == pytest.approx(2 * 32 * 4 * 2 * (2 * keys + 4 * 3) / 1e6)
         assert row.gbs == pytest.approx(row.read_mb / row.ms_median)
@@ -160,7 +166,7 @@ def test_arguments_of_flashinfer(monkeypatch, n_q):
 
     names = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(**dict.fromkeys(names, Wrapper)))
-    inputs = Inputs(replace(STEP, n_q=n_q), CPU)
+    inputs = Inputs(Found(STEP | {"n_q": n_q}), CPU)
     (theirs,) = PROVIDERS["flashinfer"].calls(inputs, False)
     (ours,) = PROVIDERS["cpu"].calls(inputs, False)
     assert relative_error(theirs(), ours()) < 1e-5

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from experiments.bench.cases import DENSE, Case
+from experiments.bench.gate import Gate
 from experiments.common.rows import frame
 from experiments.studies import io
 from experiments.studies.io import FIGURE_2, FIGURE_2_SHAPE, Measured, traffic, work
 from tests.experiments.studies.conftest import ok
 
 SMALL = ["batch=1", "heads=2", "n=128", "head_dim=16", "sparse_n=128", "sparse_block=32"]
-SMALL += ["blocks=[16,32]", "densities=[0.5]", "methods=[standard,flash]"]
+SMALL += ["densities=[0.5]", "methods=[standard,flash]"]
 
 
 def paper(dtype: str = "bfloat16") -> Case:
@@ -47,30 +48,29 @@ def test_a_mask_saves_work_in_proportion():
 
 
 def test_longer_sequences_have_as_many_tokens(study):
-    words = ["batch=8", "heads=2", "n=1024", "sparse_n=4096", "sparse_block=64", "blocks=[32]"]
-    run = study("io", *words, "parts=[block,sparsity]", "densities=[0.5]")
+    words = ["batch=8", "heads=2", "n=1024", "sparse_n=4096", "sparse_block=64"]
+    run = study("io", *words, "parts=[sparsity]", "densities=[0.5]")
     cases = [what.case for what in run.study.cases(run)]
     assert [(c.mask, c.batch, c.n_q, c.block_q) for c in cases] == [
-        ("random_blocks(0.25, block=32)", 8, 1024, 32),
         (DENSE, 2, 4096, 0), ("random_blocks(0.5, block=64)", 2, 4096, 64),
     ]  # fmt: skip
 
 
 def test_rows_and_tables(measured):
     rows = measured("io", *SMALL)
-    assert [row.part for row in rows] == ["shape"] * 2 + ["block"] * 2 + ["sparsity"] * 2
+    assert [row.part for row in rows] == ["shape"] * 2 + ["sparsity"] * 2
     assert ok(rows) and all(row.counted_gb is None for row in rows)
     assert rows[0].saved_mib > 1.5 * rows[1].saved_mib  # P alone is twice q, k, v and out here
     other = rows[0] | {"dtype": "float16", "ms_median": 7770.0}
     made = io.tables(frame([other, *rows]))
-    assert made.keys() == {"shape", "block", "sparsity"} and "7,770" not in str(made)
+    assert made.keys() == {"shape", "sparsity"} and "7,770" not in str(made)
     assert "published (A100) | 66.6 | – | – | – | 40.3" in made["shape"]
     assert "| no mask |" in made["sparsity"] and "faster than dense | ideal" in made["sparsity"]
 
 
 def test_a_wrong_result_has_no_time(study, one, monkeypatch):
     run = study("io", *SMALL, "parts=[shape]")
-    monkeypatch.setattr(io.Step, "error", lambda step, gate: 1.0)
+    monkeypatch.setattr(Gate, "backward_error", lambda gate, *_: 1.0)
     (row,) = one(run, run.study.cases(run)[0])
     assert row.status.startswith("wrong result: error 1") and row.ms_median is None
 

@@ -6,7 +6,7 @@ from experiments.common.rows import frame
 from experiments.common.tables import markdown
 from experiments.lra.runs import read_runs, write_archive
 from experiments.studies import long_documents
-from experiments.studies.long_documents import documents, lines, paper_lines
+from experiments.studies.long_documents import documents, lines
 from tests.experiments.lra.made_runs import write_run
 
 SOURCE = "Python packages 0123abcd, 6 labels, 10 + 5 + 5 files"
@@ -33,16 +33,15 @@ def test_each_set_of_documents_has_a_table_by_length(found):
     assert list(sets) == ["Files (Python packages 0123abcd)", "Text (official)"]
     head, *rows = lines(sets["Files (Python packages 0123abcd)"])
     table = {row[0]: row[1:] for row in rows}
-    assert head == ["", "512", "1k", "16k", "gain"]
-    accuracies = ["50.5 ± 0.7 (2)", "60.5 ± 0.7 (2)", "75.5 ± 0.7 (2)", "+25.0"]
+    assert head == ["", "512", "1k", "16k"]
+    accuracies = ["50.5 ± 0.7 (2)", "60.5 ± 0.7 (2)", "75.5 ± 0.7 (2)"]
     assert table["FlashAttention, accuracy (%)"] == accuracies
-    assert table["  density of its blocks (%)"] == ["25.0"] * 3 + [""]
+    assert table["  density of its blocks (%)"] == ["25.0"] * 3
     assert [row[1:] for row in rows if row[0] == "  ms a step"] == [
-        ["5.12", "10.2", "164", ""],
-        ["4", "4", "4", ""],
+        ["5.12", "10.2", "164"],
+        ["4", "4", "4"],
     ]
-    assert table["shortcut: majority"] == ["17.5"] * 3 + [""]
-    assert lines(sets["Text (official)"])[1][-1] == "–"  # one length has no gain
+    assert table["shortcut: majority"] == ["17.5"] * 3
 
 
 def test_reviews_of_another_validation_split_are_a_set_of_their_own(tmp_path):
@@ -54,15 +53,7 @@ def test_reviews_of_another_validation_split_are_a_set_of_their_own(tmp_path):
     write_run(tmp_path / "other", "text", "flash", source="official", length=1024, accuracy=0.9)
     sets = documents(read_runs(str(tmp_path)))
     assert sorted(sets) == ["Text (official)", "Text (official, 10 % held out)"]
-    head, *rows = lines(sets["Text (official, 10 % held out)"])
-    gains = {row[0]: row[-1] for row in rows if "accuracy" in row[0]}
-    assert head == ["", "1k", "4k", "16k", "gain"]
-    assert gains == {"FlashAttention, accuracy (%)": "+15.4", "Transformer, accuracy (%)": "–"}
-
-
-def test_the_table_of_the_paper():
-    assert paper_lines()[1][1:] == ["52.8", "50.7", "51.7", "54.6", "56.4", "57.1", "+4.3"]
-    assert paper_lines()[2][1:] == ["72.2", "74.3", "77.1", "78.6", "80.7", "79.2", "+7.0"]
+    assert lines(sets["Text (official, 10 % held out)"])[0] == ["", "1k", "4k", "16k"]
 
 
 def test_the_study_archives_the_runs_of_documents_and_draws_them(found, tmp_path, run_program):
@@ -72,9 +63,7 @@ def test_the_study_archives_the_runs_of_documents_and_draws_them(found, tmp_path
     assert status == 0, error
     assert {run.task for run in read_runs(f"{tmp_path}/some.jsonl.gz")} == {"files", "text"}
     made = long_documents.tables(frame(tmp_path / "some.jsonl.gz"))
-    assert {"Text (official)", "paper"} <= {*made} and all(
-        text in printed for text in made.values()
-    )
+    assert "Text (official)" in made and all(text in printed for text in made.values())
     for name, cells in documents(found).items():
         assert made[name] == markdown(lines(cells))
     assert (tmp_path / "some" / "long-documents-text-official.png").stat().st_size > 500

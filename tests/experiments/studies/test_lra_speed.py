@@ -32,36 +32,10 @@ ROW = Found(
     mode="compile+graph", ran="compile+graph", ms_median=8.0, peak_mib=1000.0,
     device="GPU A", torch="2.11.0", triton="3.6.0", source="abc", commit="", date="2026-01-01",
 )  # fmt: skip
-# Speed-up of a step, growth of its time with the length, memory of 1k tokens a sequence.
-KINDS = {"standard": (1.0, 1.0, 900.0), "flash": (2.6, 0.8, 300.0), "sparse": (3.2, 0.2, 300.0)}
-KINDS |= {name: (1.8, 0.0, 500.0) for name in lra.ATTENTIONS if name not in KINDS}
 
 
 def row(**changes) -> Found:
     return Found(ROW | changes)
-
-
-def step_rows() -> list[Found]:
-    """Every attention at every task, and a sweep in which the standard one runs out of memory."""
-    rows = []
-    sizes = {
-        "listops": (2048, 32, 1), "text": (1024, 32, 1), "retrieval": (4096, 32, 2),
-        "image": (1024, 256, 1), "pathfinder32": (1024, 256, 1), "pathfinder128": (16384, 64, 1),
-    }  # fmt: skip
-    for name, (speed, growth, memory) in KINDS.items():
-        for task, (length, batch, pair) in sizes.items():
-            tokens = length * batch * pair
-            ms, mib = tokens / 2**15 * (length / 1024) ** 0.5 / speed, memory * tokens / 2**15
-            own = {"task": task, "attention": name, "length": length, "batch": batch, "pair": pair}
-            rows.append(row(**own, ms_median=ms, peak_mib=mib))
-        for length in (1024 * 2**i for i in range(7)):
-            own = {"task": SWEEP, "attention": name, "length": length, "batch": 131072 // length}
-            ms, mib = 8 / speed * (length / 1024) ** growth, memory * length / 1024
-            times = {"ms_median": ms, "peak_mib": mib}
-            if name == "standard" and length > 16384:
-                times = dict.fromkeys(times) | {"status": "out of memory: Tried to allocate 64 GiB"}
-            rows.append(row(**own, **times))
-    return rows
 
 
 def test_cases_of_the_options(study):
@@ -151,15 +125,16 @@ def test_speed_ups_are_of_the_same_work_on_one_gpu():
     assert [r.ms_median for r in newest(frame(rows))] == [4.0]
 
 
-def test_tables_by_task_and_length_and_what_did_not_fit():
-    made = tables(frame(step_rows()))
+def test_tables_and_the_figure_by_length_and_what_did_not_fit():
+    sweep = {"task": SWEEP, "batch": 1}
+    rows = [row(**sweep, length=n, ms_median=n / 128, peak_mib=n / 8) for n in (1024, 2048)]
+    lost = {"status": "out of memory: 64 GiB", "ms_median": None, "peak_mib": None}
+    rows += [row(**sweep, length=4096, **lost)]
+    rows += [Found(r | {"attention": "flash", "ms_median": 4.0, "status": OK}) for r in rows]
+    made = tables(frame([ROW, *rows]))
     assert made["steps"].startswith("|  | ListOps (32 x 2k) |")
-    last = made["steps_by_length"].splitlines()[2]
-    assert last.endswith("128 (1.00x) 14400 | out of memory | out of memory |")
-    assert "- Transformer, sweep, 64k: out of memory: Tried to allocate 64 GiB" in made["failed"]
-
-
-def test_figures_are_drawn_from_the_rows():
-    made = figures(frame(step_rows()))
-    assert made.keys() == {"lra-length-gpu-a-bf16"}
-    assert "128k tokens a batch" in made["lra-length-gpu-a-bf16"]._suptitle.get_text()
+    first, second = made["steps_by_length"].splitlines()[2:]
+    assert first.endswith("| 8 (1.00x) 128 | 16 (1.00x) 256 | out of memory |")
+    assert second.endswith("| 4 (2.00x) 128 | 4 (4.00x) 256 | 4 |")
+    assert "- Transformer, sweep, 4k: out of memory: 64 GiB" in made["failed"]
+    assert figures(frame(rows)).keys() == {"lra-length-gpu-a-bf16"}

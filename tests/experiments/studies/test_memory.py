@@ -1,11 +1,14 @@
 """Activation memory: the formula is what autograd keeps, and peaks follow the formula."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from experiments.bench.gate import WrongResult
+from experiments.bench.step import saved_bytes
 from experiments.common.rows import frame
 from experiments.studies import llama, memory
 from experiments.studies.llama import LiveBytes, RMSNorm, Sizes, Stack, _Rotary, peak_bytes
@@ -16,7 +19,6 @@ from experiments.studies.memory import (
     Case,
     readings,
 )
-from experiments.studies.step import saved_bytes
 from sparseflash.layers import Rotary
 from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.experiments.studies.conftest import ok
@@ -121,10 +123,11 @@ def test_live_bytes_follow_storages():
 def test_the_gate_knows_rounding_from_a_fault(monkeypatch):
     sizes = Sizes(batch=1, n=64, dim=512, hidden=64, heads=4, dtype="bfloat16")
     case = Case(sizes, "ours", "none", 2)
-    assert memory.wrong(case, CPU) is None
+    memory.check_result(case, CPU)
     right = llama.sparseflash.attention  # without its mask below
     monkeypatch.setattr(llama.sparseflash, "attention", lambda q, k, v, mask: right(q, k, v))
-    assert (memory.wrong(case, CPU) or "").startswith("wrong result: error")
+    with pytest.raises(WrongResult, match="wrong result: error"):
+        memory.check_result(case, CPU)
 
 
 def test_a_context_too_long_is_a_row(study, one, monkeypatch):
@@ -136,7 +139,8 @@ def test_a_context_too_long_is_a_row(study, one, monkeypatch):
         for free in (need, need - 1):
             monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
             case = Case(SMALL, attention, "none", 4)
-            assert (memory.too_big(case, CPU) is None) == (free == need)
+            with nullcontext() if free == need else pytest.raises(MemoryError):
+                memory.check_memory(case, CPU)
 
 
 def test_rows_tables_and_figure(measured):

@@ -4,8 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.studies.methods import CAUSAL, METHODS, BlockedGather, Setting, SlidingChunks
-from experiments.studies.step import PaddedCase, PaddedGate, Step, draw
+from experiments.bench.gate import WrongResult
+from experiments.bench.step import Step, draw
+from experiments.studies.methods import (
+    CAUSAL,
+    METHODS,
+    BlockedGather,
+    PaddedCase,
+    PaddedGate,
+    Setting,
+    SlidingChunks,
+)  # fmt: skip
 from sparseflash.testing import relative_error
 
 CPU = torch.device("cpu")
@@ -32,7 +41,8 @@ def test_exact_attentions_pass_the_gate(method, padding):
         assert Step(lambda q, k, v: made(q, k, v, plan), qkv).error(gate) < 1e-5  # noqa: B023
         assert (padded.elements < 0.51) >= causal
         wrong = Step(lambda q, k, v: made(q, k, v, plan) * 1.01, qkv)  # noqa: B023
-        assert gate.verdict(wrong.error(gate))
+        with pytest.raises(WrongResult):
+            wrong.error(gate)
 
 
 def test_padding_hides_keys_and_their_queries():

@@ -1,32 +1,31 @@
 """Picks: what the gate allows, what peers are given, and the rows."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from experiments.bench.cases import DENSE
+from experiments.bench import step
 from experiments.bench.gate import Gate
+from experiments.bench.step import Step
 from experiments.bench.timing import Times
-from experiments.common.rows import OK, frame
+from experiments.common.rows import OK, Found, frame
 from experiments.studies import picks
-from experiments.studies.picks import PROVIDERS, Cudnn, Fla, Inputs, Shape, SparseFlash, tables
-from experiments.studies.step import Step
+from experiments.studies.picks import PROVIDERS, Cudnn, Fla, Inputs, SparseFlash, tables
 from sparseflash.testing import oracle
 from tests.experiments.studies.conftest import ok
 
 CPU = torch.device("cpu")
-NSA = Shape("nsa(4, 32)", 2, 32, 2, 200, 16, "float32")
-MOBA = Shape("moba(128, 2)", 2, 4, 2, 300, 16, "float32")
+NSA = Found(mask="nsa(4, 32)", batch=2, heads=32, kv_heads=2, n=200, head_dim=16, dtype="float32")
+MOBA = Found(NSA | {"mask": "moba(128, 2)", "heads": 4, "n": 300})
 SMALL = ["lengths=[160]", "head_dim=16", 'selectors=["nsa(2, 32)"]']
 
 
 def test_the_gate_allows_what_the_selection_has():
     for shape in (NSA, MOBA):
         inputs = Inputs(shape, CPU)
-        case, rows = shape.case(DENSE, inputs.picks), np.arange(shape.n)
+        case, rows = inputs.case, np.arange(shape.n)
         dense = inputs.picks.selection(shape.heads).to_block_mask().to_dense()
         dense = np.broadcast_to(dense, (shape.batch, shape.heads, shape.n, shape.n))
         for b, head in np.ndindex(*dense.shape[:2]):
@@ -67,7 +66,7 @@ def test_a_table_has_medians_and_mixes_no_dtypes():
 def test_directions_are_timed_and_wrong_results_are_not(study, one, monkeypatch):
     timed = []
     monkeypatch.setattr(
-        picks, "time_call", lambda call, *_: timed.append(call()) or Times(1.0, 1.0, 1.0)
+        step, "time_call", lambda call, *_: timed.append(call()) or Times(1.0, 1.0, 1.0)
     )
     run = study("picks", *SMALL, "providers=[picks]")
     forward, backward = one(run, NSA)
@@ -134,7 +133,7 @@ class FakePeer:
         return out.transpose(1, 2).flatten(0, 1).to(q), lse, lse
 
 
-@pytest.mark.parametrize("shape", [NSA, replace(NSA, mask="nsa(2, 64)", n=256)], ids=str)
+@pytest.mark.parametrize("shape", [NSA, Found(NSA | {"mask": "nsa(2, 64)", "n": 256})], ids=str)
 def test_peers_get_the_lists_of_their_contracts(shape, monkeypatch):
     fake = FakePeer()
     module = SimpleNamespace(ParallelNSAFunction=fake, NSA=fake)
@@ -142,9 +141,9 @@ def test_peers_get_the_lists_of_their_contracts(shape, monkeypatch):
     inputs = Inputs(shape, CPU)
     for name in ("fla", "cudnn"):
         peer = PROVIDERS[name]
-        step = Step(peer.prepare(inputs, CPU), inputs.qkv)
+        made = Step(peer.prepare(inputs, CPU), inputs.qkv)
         gate = Gate(peer.gated_by(inputs), *inputs.qkv)
-        assert step.error(gate, peer.directions) < 1e-5
+        assert made.error(gate, peer.directions) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -168,6 +167,6 @@ def test_peers_get_the_lists_of_their_contracts(shape, monkeypatch):
 def test_peers_say_what_they_do_not_take(peer, changes, reason, monkeypatch):
     monkeypatch.setattr("experiments.bench.provider.nvidia_capability", lambda device: (9, 0))
     monkeypatch.setattr(picks.Picker, "missing", lambda self: None)
-    inputs = Inputs(replace(NSA, **{"dtype": "bfloat16"} | changes), CPU)
+    inputs = Inputs(Found(NSA | {"dtype": "bfloat16"} | changes), CPU)
     found = peer.unsupported(inputs, torch.device("cuda"), "forward")
     assert found is None if reason is None else reason in (found or "")

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from experiments import study as program
 from experiments.common.rows import OK, frame, read
 from experiments.studies import runner
-from experiments.studies.runner import Run, about, in_turn
+from experiments.studies.runner import Run, about, grid, in_turn
 
 
 @dataclass(kw_only=True)
@@ -23,11 +23,6 @@ class Options(runner.Options):
     sizes: list[int]
 
 
-@dataclass(frozen=True)
-class Case:
-    n: int
-
-
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """Return a study of numbers whose calls are noted, and a function that runs it."""
@@ -35,7 +30,7 @@ def toy(tmp_path, monkeypatch):
     made.__dict__.update(
         Options=Options, DEFAULTS={kind: Options(sizes=[1, 2]) for kind in ("cpu", "cuda")},
         KEY=["provider", "n", "round"], calls=[], opens=[], fails={}, clock=[0.0],
-        cases=lambda run: [Case(n) for n in run.options.sizes],
+        cases=lambda run: grid(n=run.options.sizes),
         ways=lambda case, run: [{"provider": name} for name in ("ours", "peer")],
         tables=lambda f: {"all": "\n".join(f"{r.n} {r.status}" for r in f.itertuples())},
     )  # fmt: skip

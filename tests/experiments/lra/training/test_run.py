@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import masks
-from experiments.common.bits import unpack
+from experiments.common.files import unpack
 from experiments.lra import run as lra_run
 from experiments.lra.finished import evaluate_run
 from experiments.lra.models.attention import NAMES as ATTENTIONS

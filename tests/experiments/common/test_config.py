@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiments.common.checks import as_list, choose, whole_number
+from experiments.common.config import as_list, choose, whole_number
 from experiments.common.devices import device_name, find_device
 
 

@@ -1,5 +1,6 @@
-"""Forward and backward of an attention: gate, time and memory of one step."""
+"""Forward and backward of an attention: inputs, gate, time and memory of one step."""
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,34 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.bench.cases import DTYPES, Case
-from experiments.bench.gate import Gate
+from experiments.bench.cases import DTYPES, LAYOUTS, Case
+from experiments.bench.gate import Gate, WrongResult
 from experiments.bench.timing import MIB, Times, measure, peak_extra_mib
+from experiments.training.device import lacks_memory
 
 DIRECTIONS = ("forward", "backward", "both")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 SLOW_S = 0.5  # a call that takes longer is timed twice, not for a span of time
-
-
-@dataclass(frozen=True)
-class PaddedCase(Case):
-    """A case whose keys end at the length of each sequence."""
-
-    lengths: tuple[int, ...] = ()
-
-    def allowed(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
-        found = super().allowed(batch, head, rows)
-        return found & (np.arange(self.n_k) < self.lengths[batch]) if self.lengths else found
-
-
-class PaddedGate(Gate):
-    """The gate for queries within every length: the others mean nothing."""
-
-    @cached_property
-    def rows(self) -> Tensor:
-        found = super().rows
-        lengths = self.case.lengths if isinstance(self.case, PaddedCase) else ()
-        return found[found < min(lengths)] if lengths else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +58,15 @@ class Step:
         return self.forward if direction == "forward" else self.both
 
     def error(self, gate: Gate, directions: Sequence[str] = DIRECTIONS) -> float:
-        """Return the largest relative error of output and gradients."""
-        error = gate.forward_error(self.forward())
-        if directions == ("forward",):
-            return error
-        dq, dk, dv = (t for t in self.both(gate.dout)[:3] if t is not None)
-        return max(error, gate.backward_error(dq, dk, dv))
+        """Return the largest relative error of output and gradients.
+
+        Raise WrongResult if it is beyond the limit.
+        """
+        error = 0.0 if directions == ("backward",) else gate.forward_error(self.forward())
+        if directions != ("forward",):
+            dq, dk, dv = (t for t in self.both(gate.dout)[:3] if t is not None)
+            error = max(error, gate.backward_error(dq, dk, dv))
+        return gate.passed(error)
 
     def saved_mib(self) -> float:
         """Return MiB of the distinct storages that autograd keeps, inputs included."""
@@ -93,6 +77,12 @@ class Step:
         held = sum(t.numel() * t.element_size() for t in (*self.qkv, self.dout)) / MIB
         extra = peak_extra_mib(self.both, device)
         return None if extra is None else held + extra
+
+    def time(self, direction: str, device: torch.device, seconds: float) -> dict[str, Any]:
+        """Return the times of a direction as fields of a row."""
+        call = self.call(direction)
+        call()
+        return time_call(call, device, seconds)._asdict()
 
 
 def saved_bytes(forward: Callable[[], object]) -> int:
@@ -111,14 +101,24 @@ def saved_bytes(forward: Callable[[], object]) -> int:
 
 
 def draw(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return standard normal q, k and v with gradients."""
+    """Return standard normal q, k and v with gradients, in the layout of the case.
+
+    They are drawn on the device: on a CPU those of a million tokens take minutes.
+    """
     generator = torch.Generator(device).manual_seed(0)
     options = {"device": device, "dtype": DTYPES[case.dtype], "generator": generator}
-    q, k, v = (
-        torch.randn((case.batch, heads, case.n_q, case.head_dim), **options).requires_grad_()
-        for heads in (case.heads, case.kv_heads, case.kv_heads)
+
+    def one(heads: int, n: int, dim: int) -> Tensor:
+        if case.layout == LAYOUTS[0]:
+            return torch.randn(case.batch, heads, n, dim, **options).requires_grad_()
+        x = torch.randn(case.batch, n, heads, dim, **options)
+        return x.transpose(1, 2).requires_grad_()
+
+    return (
+        one(case.heads, case.n_q, case.head_dim),
+        one(case.kv_heads, case.n_k, case.head_dim),
+        one(case.kv_heads, case.n_k, case.value_dim),
     )
-    return q, k, v
 
 
 def time_call(call: Callable[[], object], device: torch.device, seconds: float) -> Times:
@@ -137,3 +137,29 @@ def time_call(call: Callable[[], object], device: torch.device, seconds: float) 
         return measure(call, device, seconds)
     found = 1000 * np.array([first, once()])
     return Times(float(np.median(found)), float(found.min()), float(found.max()))
+
+
+# ---- failures
+
+
+def why(error: Exception) -> str:
+    """Return a failure as the status of a row."""
+    if isinstance(error, WrongResult):
+        return str(error)
+    kind = "out of memory" if lacks_memory(error) else "failed"
+    if isinstance(error, ValueError | NotImplementedError) or "No available kernel" in str(error):
+        kind = "unsupported"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{kind}: {text[:160]}"
+
+
+def breaks_context(failure: str) -> bool:
+    """Return whether every later call in the same process would fail as well."""
+    return "CUDA error" in failure and "out of memory" not in failure
+
+
+def free(device: torch.device) -> None:
+    """Give memory of earlier measurements back."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
