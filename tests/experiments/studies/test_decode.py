@@ -1,8 +1,5 @@
 """Decoding: steps, bytes, the gate, chosen blocks, and the arguments of FlashInfer."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -11,7 +8,6 @@ from experiments.bench.timing import Times
 from experiments.common.rows import OK, Found, frame
 from experiments.studies import decode
 from experiments.studies.decode import CHOOSING, PROVIDERS, SELECTED, Inputs, tables
-from sparseflash.testing import relative_error
 from tests.experiments.studies.conftest import ok
 
 CPU = torch.device("cpu")
@@ -139,34 +135,3 @@ def test_bytes_are_those_of_the_keys_that_some_query_sees(study, one):
         assert row.read_mb == pytest.approx(2 * 32 * 4 * 2 * (2 * keys + 4 * 3) / 1e6)
         assert row.gbs == pytest.approx(row.read_mb / row.ms_median)
         assert row.share == pytest.approx(row.gbs / row.copy_gbs)
-
-
-@pytest.mark.parametrize("n_q", [1, 3])
-def test_arguments_of_flashinfer(monkeypatch, n_q):
-    """A stand-in that attends as its documentation says of these arguments."""
-
-    class Wrapper:
-        def __init__(self, workspace, layout, **options):
-            assert layout == "NHD" and workspace.dtype == torch.uint8
-
-        def plan(self, *given, q_data_type, causal=False):
-            *starts, table, last, heads, kv_heads, head_dim, page = given
-            assert (heads, kv_heads, head_dim, page) == (4, 2, 32, 16) and not causal
-            assert [start.tolist() for start in starts] == ([[0, 3, 6]] if n_q > 1 else []) + [
-                [0, 12, 24]
-            ]
-            assert last.tolist() == [16, 16] and q_data_type == torch.float32
-            self.pages = table.view(2, -1).long()
-
-        def run(self, q, caches):
-            k, v = (cache[self.pages].flatten(1, 2).transpose(1, 2) for cache in caches)
-            q = q.unflatten(0, (2, n_q)).transpose(1, 2)
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-            return out.transpose(1, 2).flatten(0, 1)
-
-    names = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(**dict.fromkeys(names, Wrapper)))
-    inputs = Inputs(Found(STEP | {"n_q": n_q}), CPU)
-    (theirs,) = PROVIDERS["flashinfer"].calls(inputs, False)
-    (ours,) = PROVIDERS["cpu"].calls(inputs, False)
-    assert relative_error(theirs(), ours()) < 1e-5

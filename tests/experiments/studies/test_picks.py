@@ -1,19 +1,14 @@
 """Picks: what the gate allows, what peers are given, and the rows."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from experiments.bench import step
-from experiments.bench.gate import Gate
-from experiments.bench.step import Step
 from experiments.bench.timing import Times
 from experiments.common.rows import OK, Found, frame
 from experiments.studies import picks
-from experiments.studies.picks import PROVIDERS, Cudnn, Fla, Inputs, SparseFlash, tables
-from sparseflash.testing import oracle
+from experiments.studies.picks import PROVIDERS, Inputs, SparseFlash, tables
 from tests.experiments.studies.conftest import ok
 
 CPU = torch.device("cpu")
@@ -101,72 +96,25 @@ def test_refusals(study, words, message):
         study("picks", *([words] if '"' in words else words.split())).go()
 
 
-class FakePeer:
-    """Both peers by their contracts, computed densely: the lists are checked."""
-
-    def allowed(self, q, blocks, counts, size):
-        n = q.shape[1]
-        taken = torch.zeros(*counts.shape, -(-n // size), dtype=torch.bool)
-        for place in np.ndindex(*counts.shape):
-            listed = blocks[place][: counts[place]].long()
-            assert len(listed.unique()) == len(listed)
-            taken[place][listed] = True
-        seen = taken.transpose(1, 2).repeat_interleave(size, 3)[..., :n].tril()  # (B, H, N, N)
-        return seen.repeat_interleave(q.shape[2] // seen.shape[1], 1)
-
-    def apply(self, q, k, v, blocks, counts, size, scale, ends):
-        assert blocks.dtype == counts.dtype == torch.int64 and ends is None
-        assert all(t.is_contiguous() for t in (q, k, v, blocks))
-        mask = self.allowed(q, blocks, counts, size)
-        out, _ = oracle(*(t.transpose(1, 2) for t in (q, k, v)), mask, scale)
-        return out.transpose(1, 2).to(q)
-
-    def selection_attention_wrapper(
-        self, q, k, v, blocks, counts, ends, same, *, block_size, max_s_q, max_s_k, is_causal
-    ):
-        assert is_causal and max_s_q == max_s_k and q.ndim == 3 and ends is same
-        assert blocks.dtype == counts.dtype == ends.dtype == torch.int32
-        assert ends.tolist() == list(range(0, len(q) + 1, max_s_q))
-        split = [t.unflatten(0, (-1, max_s_q)) for t in (q, k, v, blocks, counts)]
-        mask = self.allowed(split[0], *split[3:], block_size)
-        out, lse = oracle(*(t.transpose(1, 2) for t in split[:3]), mask)
-        return out.transpose(1, 2).flatten(0, 1).to(q), lse, lse
-
-
-@pytest.mark.parametrize("shape", [NSA, Found(NSA | {"mask": "nsa(2, 64)", "n": 256})], ids=str)
-def test_peers_get_the_lists_of_their_contracts(shape, monkeypatch):
-    fake = FakePeer()
-    module = SimpleNamespace(ParallelNSAFunction=fake, NSA=fake)
-    monkeypatch.setattr(picks.importlib, "import_module", lambda name: module)
-    inputs = Inputs(shape, CPU)
-    for name in ("fla", "cudnn"):
-        peer = PROVIDERS[name]
-        made = Step(peer.prepare(inputs, CPU), inputs.qkv)
-        gate = Gate(peer.gated_by(inputs), *inputs.qkv)
-        assert made.error(gate, peer.directions) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("peer", "changes", "reason"),
-    [
-        (Fla("fla"), {}, None),
-        (Fla("fla"), {"heads": 8, "kv_heads": 2}, "groups of 16, 32, .. query heads, not of 4"),
-        (Fla("fla"), {"mask": "nsa(3, 32)"}, "1, 2, 4, .. blocks for each query, not 3"),
-        (Fla("fla"), {"mask": "moba(128, 1)"}, "a list for each key head, not 32 for 2"),
-        (Cudnn("cudnn"), {}, None),
-        (Cudnn("cudnn"), {"heads": 64}, "groups of up to 16 query heads, not 32"),
-        (
-            Cudnn("cudnn"),
-            {"mask": "nsa(3, 256)", "n": 600},
-            "blocks of 16, 32, 64 and 128, not 256",
-        ),
-        (Cudnn("cudnn"), {"mask": "moba(128, 1)"}, "a list for each key head, not 32 for 2"),
-        (Cudnn("cudnn"), {"dtype": "float32"}, "not float32"),
-    ],
-)
-def test_peers_say_what_they_do_not_take(peer, changes, reason, monkeypatch):
+def test_peers_say_what_they_do_not_take(monkeypatch):
     monkeypatch.setattr("experiments.bench.provider.nvidia_capability", lambda device: (9, 0))
     monkeypatch.setattr(picks.Picker, "missing", lambda self: None)
-    inputs = Inputs(Found(NSA | {"dtype": "bfloat16"} | changes), CPU)
-    found = peer.unsupported(inputs, torch.device("cuda"), "forward")
-    assert found is None if reason is None else reason in (found or "")
+    for peer, changes, reason in (
+        ("fla", {}, None),
+        ("fla", {"heads": 8, "kv_heads": 2}, "groups of 16, 32, .. query heads, not of 4"),
+        ("fla", {"mask": "nsa(3, 32)"}, "1, 2, 4, .. blocks for each query, not 3"),
+        ("fla", {"mask": "moba(128, 1)"}, "a list for each key head, not 32 for 2"),
+        ("cudnn", {}, None),
+        ("cudnn", {"heads": 64}, "groups of up to 16 query heads, not 32"),
+        ("cudnn", {"mask": "nsa(3, 256)", "n": 600}, "not 256"),
+        ("cudnn", {"mask": "moba(128, 1)"}, "a list for each key head, not 32 for 2"),
+        ("cudnn", {"dtype": "float32"}, "not float32"),
+    ):
+        inputs = Inputs(Found(NSA | {"dtype": "bfloat16"} | changes), CPU)
+        found = PROVIDERS[peer].unsupported(inputs, torch.device("cuda"), "forward")
+        assert found is None if reason is None else reason in (found or ""), (peer, changes)
+    blocks, counts = Inputs(NSA, CPU).token_major()  # as both take them
+    lists = Inputs(NSA, CPU).picks
+    for b, n, h in np.ndindex(*counts.shape):
+        wanted = {x for x in lists.blocks[b % len(lists.blocks), h, n].tolist() if x != lists.none}
+        assert {*blocks[b, n, h, : counts[b, n, h]].tolist()} == wanted

@@ -127,27 +127,22 @@ def test_rows_say_where_they_come_from(toy):
     assert "2 GPUs; 4 commits" in about(several)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_refusals_are_one_line(run_program):
+    for words, message in (
         ("name=decod", "did you mean decode"),
         ("name=decode lengts=[64]", "lengts"),
         ("name=decode rounds=x", "rounds=x: .*Integer"),
         ("name=decode rows=a.csv", "give a path that ends in .jsonl"),
         ("name=decode measure=false rows=none.jsonl", "none.jsonl"),
         ("name=decode device=gpu", "device='gpu'"),
-    ],
-)
-def test_refusals_are_one_line(words, message, run_program):
-    status, printed, error = run_program("study", *words.split())
-    assert status == 2 and not printed and error.count("\n") == 1
-    assert re.search(message, error)
+    ):
+        status, printed, error = run_program("study", *words.split())
+        assert status == 2 and not printed and error.count("\n") == 1
+        assert re.search(message, error)
 
 
 def test_the_program_lists_studies_and_their_options(run_program):
     status, printed, _ = run_program("study")
-    lines = printed.splitlines()
-    names = [line.split()[0] for line in lines if line.startswith("  ") and "  " in line.strip()]
-    assert status == 0 and {"decode", "io", "memory", "softmax", "lra_speed"} <= {*names}
+    assert status == 0 and all(f"  {name} " in printed for name in ("decode", "io", "lra_speed"))
     status, printed, _ = run_program("study", "name=decode", "--help")
     assert "n_q: list[int]  # new queries" in printed and "kv_heads=2" in printed
