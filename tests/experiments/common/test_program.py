@@ -97,11 +97,11 @@ def test_errors_of_values_and_files_are_one_line_and_faults_keep_their_trace(run
         (OSError(errno.EROFS, "No", "a/b"), "cannot use a/b (No): name another place"),
     ):
         assert run(main=raises(error))[:2] == (2, f"error: {text}\n")
-    with pytest.raises(KeyError):
-        run(main=raises(KeyError("a fault")))
     (tmp_path / "file").write_text("")
     status, error, _ = run(f"hydra.run.dir={tmp_path}/file/below")  # it cannot be made
     assert status == 2 and f"{tmp_path}/file/below" in error and error.count("\n") == 1
+    with pytest.raises(KeyError):
+        run(main=raises(KeyError("a fault")))
 
 
 def test_ctrl_c_is_one_line(run):
