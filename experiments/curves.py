@@ -4,8 +4,8 @@
     python -m experiments.curves 'runs=[runs/train/listops,runs/train/text]' out=docs/figures/lra
 
 Each task has accuracy and loss by step and by time, one line a run. A last figure has test
-accuracy against training speed-up. Runs that share a GPU take longer than alone: speed=FILE takes
-the times of steps that the study lra_speed measured.
+accuracy against training speed-up. Runs that share a GPU take longer than alone: there speed=FILE
+takes the times of steps that the study lra_speed measured.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,6 @@ class Options:
     runs: Any = option("runs/train", "folders, globs or archives of runs", several=str)
     speed: str | None = option(None, "rows of the study lra_speed, whose times are taken instead")
     out: str = option("runs/train/plots", "folder")
-    smooth: float = option(
-        0.02, "share of a curve over which training values are averaged", least=0, below=1
-    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -34,7 +31,7 @@ class Options:
 @program("curves", Options)
 def main(options: Options, command: str) -> None:
     steps = read(options.speed) if options.speed else None
-    paths = draw_all(read_runs(options.runs), options.out, options.smooth, steps)
+    paths = draw_all(read_runs(options.runs), options.out, steps)
     print("\n".join(f"written: {path}" for path in paths))
 
 

@@ -6,23 +6,36 @@
 Prints the accuracy with its standard error. Writes a row only where rows= asks for it.
 """
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from experiments.common.config import check, option
 from experiments.common.devices import device_name, find_device
 from experiments.common.program import program
 from experiments.common.rows import Rows, origin
-from experiments.lra.finished import evaluate_run, with_data
+from experiments.lra.objectives import objective_of
 from experiments.lra.settings import Settings
+from experiments.lra.tasks.load import load_task
+from experiments.lra.tasks.task import PATHFINDER, SPLITS
+from experiments.lra.weights import load_model, mask_of
+from experiments.training.data import DeviceSplit
+from experiments.training.device import DTYPES, lacks_memory
+from experiments.training.distributed import Group
+from experiments.training.evaluate import Evaluator
 from experiments.training.run_file import SOURCES, read_settings
+
+TOKENS = 2**16  # of a batch on a CPU, if none is given
 
 
 @dataclass
 class Options:
     run: str | None = option(None, "its folder: run.json, and weights.pt or checkpoint.pt")
-    split: str = option("test", "of the task", choices=("train", "val", "test"))
+    split: str = option("test", "of the task", choices=SPLITS)
     examples: int | None = option(None, "drawn from the split; null: all of them", least=1)
     batch: int | None = option(
         None, "examples at a time; null: as in the run, fewer on a CPU", least=1
@@ -44,11 +57,13 @@ class Options:
 @program("evaluate", Options)
 def main(options: Options, command: str) -> None:
     begun, folder = time.monotonic(), Path(str(options.run))
-    device, own = find_device(options.device), read_settings(folder, Settings)
-    data = {name: getattr(options, name) for name in ("generate", "data_dir", "cache_dir")}
-    chosen = {name: getattr(options, name) for name in ("split", "examples", "batch")}
-    row = evaluate_run(folder, with_data(own, **data), device, **chosen)
-    what = "accuracy of predicted tokens" if own.pretrain else "accuracy"
+    device, settings = find_device(options.device), read_settings(folder, Settings)
+    if options.generate is not None:
+        settings = replace(settings, task=settings.task | {"generate": options.generate})
+    places = {"data_dir": options.data_dir, "cache_dir": options.cache_dir}
+    settings = replace(settings, **{key: value for key, value in places.items() if value})
+    row = evaluate_run(folder, settings, device, options.split, options.examples, options.batch)
+    what = "accuracy of predicted tokens" if settings.pretrain else "accuracy"
     print(
         f"{folder}: {row['task']} ({row['data']}), {row['attention']} attention, "
         f"weights of step {row['step']}\n"
@@ -59,6 +74,68 @@ def main(options: Options, command: str) -> None:
     if options.rows is not None:
         rows = Rows(options.rows, ("run", "data", "split", "examples", "step"), SOURCES)
         rows.append(row | origin(device, command, SOURCES))
+
+
+def evaluate_run(
+    folder: Path,
+    settings: Settings,
+    device: torch.device,
+    split: str = "test",
+    examples: int | None = None,
+    batch: int | None = None,
+) -> dict[str, Any]:
+    """Return the accuracy of the best weights of a run, as the fields of a row.
+
+    Args:
+        settings: of the run, or with another task or other folders of data.
+        examples: how many are drawn from the split; None: all of them.
+        batch: examples at a time; None: as in the run, and fewer on a CPU.
+
+    Raises:
+        ValueError: data or weights are missing or broken, or a batch needs too much memory.
+    """
+    data = settings.data()
+    if data["name"] in PATHFINDER and data.get("generate"):  # make those of one split only
+        sizes: dict[str, int] = dict(zip(SPLITS, data["examples"], strict=True))
+        count = min(sizes[split], examples or sizes[split])
+        data["examples"] = [count if name == split else 1 for name in SPLITS]
+    task = load_task(**data)
+    model, step = load_model(folder, settings, task)
+    mask, density = mask_of(model, settings)
+    on_gpu = device.type == "cuda"
+    if batch is None:
+        batch = settings.eval_batch or settings.micro_batch or settings.batch
+        batch = batch if on_gpu else max(1, min(batch, TOKENS // task.length))
+    evaluator = Evaluator(
+        model.to(device),
+        DeviceSplit(task.splits[split], device),
+        objective_of(settings),
+        Group(0, 1, device),
+        batch=batch,
+        dtype=DTYPES[settings.precision or "fp32"] if on_gpu else torch.float32,
+        examples=examples,
+    )
+    try:
+        means = evaluator(f"{task.name}, {evaluator.batches} batches")
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        raise ValueError(f"batch={batch} needs too much memory: give a smaller one") from error
+    accuracy, count = means["accuracy"], evaluator.examples
+    return {
+        "run": str(folder),
+        "task": task.name,
+        "data": task.source,
+        "attention": settings.attention["name"],
+        "mask": mask,
+        "density": density,
+        "split": split,
+        "examples": count,
+        "step": step,
+        "accuracy": accuracy,
+        "standard_error": math.sqrt(accuracy * (1 - accuracy) / count),
+        "loss": means["loss"],
+    }
 
 
 if __name__ == "__main__":

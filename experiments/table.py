@@ -22,7 +22,6 @@ from experiments.lra.table import Table
 class Options:
     runs: Any = option("runs/train", "folders, globs or archives of runs", several=str)
     speed: str | None = option(None, "rows of the study lra_speed, whose times are taken instead")
-    whole: bool = option(False, "true: also attentions and tasks of the paper that have no run")
     out: str = option("runs/train/table", "written: the same name with .md and .csv")
     archive: str | None = option(None, "a file to write the runs into, one compact line each")
 
@@ -34,7 +33,7 @@ class Options:
 def main(options: Options, command: str) -> None:
     runs = read_runs(options.runs)
     steps = read(options.speed) if options.speed else None
-    table = Table(runs, steps, options.whole)
+    table = Table(runs, steps)
     paths = table.write(Path(options.out))
     if options.archive:
         paths.append(Path(options.archive))

@@ -8,12 +8,13 @@ Prints the prompt and the text as it comes, and the speed on stderr.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,12 @@ from experiments.common.program import program
 from experiments.lm.model import LanguageModel
 from experiments.lm.run import make_model
 from experiments.lm.settings import NEXT, Settings
-from experiments.lm.tokens import Codec, load_codec
+from experiments.lm.text import Codec, load_codec
 from experiments.training.device import DTYPES, autocast
 from experiments.training.run_file import read, read_settings
 from experiments.training.state import load_weights, refuse_shapes, weights_file
-from masks import Mask
 from sparseflash import BlockSparseAttention, Rotary, attention, decode
 from sparseflash.select import Selection
-from sparseflash.select.blocks import pool
 from sparseflash.select.tokens import TokenSelector
 
 UNDECODED = "\N{REPLACEMENT CHARACTER}"  # what the start of a character is decoded to
@@ -68,43 +67,24 @@ def main(options: Options, command: str) -> None:
     model, codec, settings = load_run(Path(str(options.run)), options.cache_dir)
     ids = encode(codec, prompt, count, settings.context)
     pick = Sampler(codec.vocab, options.temperature, options.top_k, options.seed, device)
-    times = [time.perf_counter()]
+    times, held = [time.perf_counter()], list[int]()
     print(prompt, end="", flush=True)
-    tokens = _timed(generate(model.to(device), ids, pick, str(settings.precision)), times)
-    tokens = takewhile(lambda token: token != codec.end, islice(tokens, count))
-    for text in _texts(tokens, codec):
-        print(text, end="", flush=True)
-    print()
-    print(_summary(len(ids), times, device_name(device)), file=sys.stderr)
-
-
-def _timed(tokens: Iterable[int], times: list[float]) -> Iterator[int]:
-    """Yield the tokens; `times` gets the time at which each came."""
-    for token in tokens:
+    for token in islice(generate(model.to(device), ids, pick, str(settings.precision)), count):
         times.append(time.perf_counter())
-        yield token
-
-
-def _texts(tokens: Iterable[int], codec: Codec) -> Iterator[str]:
-    """Yield the text of the tokens, in whole characters as far as they are."""
-    held: list[int] = []
-    for token in tokens:
+        if token == codec.end:
+            break
         held.append(token)
         text = codec.decode(held)
-        if not text.endswith(UNDECODED) or len(held) == LONGEST:
-            yield text
+        if not text.endswith(UNDECODED) or len(held) == LONGEST:  # whole characters
+            print(text, end="", flush=True)
             held.clear()
-    yield codec.decode(held)
-
-
-def _summary(prompt: int, times: list[float], device: str) -> str:
-    """Return the speed in a line; times: of the start, and of each token."""
+    print(codec.decode(held))
     first, *steps = (after - before for before, after in pairwise(times))
-    text = f"prompt of {prompt} tokens {first:.2g} s; {len(steps) + 1} tokens"
+    speed = f"prompt of {len(ids)} tokens {first:.2g} s; {len(steps) + 1} tokens"
     if steps:
         step = median(steps)
-        text += f", {1 / step:.3g} tokens/s ({1e3 * step:.3g} ms each, median)"
-    return f"{text}; {device}"
+        speed += f", {1 / step:.3g} tokens/s ({1e3 * step:.3g} ms each, median)"
+    print(f"{speed}; {device_name(device)}", file=sys.stderr)
 
 
 # ---- the model of a run
@@ -207,70 +187,39 @@ class Cache:
     """
 
     def __init__(self, layer: BlockSparseAttention, room: int):
-        self.layer, self.room, self.length = layer, room, 0
+        self.mask: Any = layer.mask
+        self.heads, self.room, self.length = layer.heads, room, 0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: object = None) -> Tensor:
         """`BlockSparseAttention.attend` for tokens that follow those in the cache."""
-        start = self.length
+        start, mask = self.length, self.mask
         if not start:
-            self._allocate(k, v)
+            self.k, self.v = (t.new_zeros(1, t.shape[1], self.room, t.shape[3]) for t in (k, v))
+            self.lengths = torch.zeros(1, dtype=torch.int32, device=k.device)
         self.length = end = start + q.shape[2]
         self.lengths.fill_(end)
         self.k[:, :, start:end], self.v[:, :, start:end] = k, v
-        if not start:
-            return self._prompt(q, k, v)
-        return self._token(q)
-
-    def _allocate(self, k: Tensor, v: Tensor) -> None:
-        self.k, self.v = (t.new_zeros(1, t.shape[1], self.room, t.shape[3]) for t in (k, v))
-        self.lengths = torch.zeros(1, dtype=torch.int32, device=k.device)
-
-    def _prompt(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mask = self.layer.mask
-        assert isinstance(mask, Mask)
-        heads = self.layer.heads if mask.per_head else None
+        moba = isinstance(mask, TokenSelector)
+        if start:
+            mask = self._picked(q, mask) if moba else mask
+            return decode(q, self.k, self.v, mask, lengths=self.lengths)
+        if moba:
+            return attention(q, k, v, mask(q, k))
+        heads = self.heads if mask.per_head else None
         return attention(q, k, v, mask.build(self.room, heads=heads).crop(q.shape[2]))
 
-    def _token(self, q: Tensor) -> Tensor:
-        assert isinstance(self.layer.mask, Mask)
-        return decode(q, self.k, self.v, self.layer.mask, lengths=self.lengths)
-
-
-class MobaCache(Cache):
-    """A cache with the mean key of every whole chunk, by which a token picks chunks."""
-
-    def _allocate(self, k: Tensor, v: Tensor) -> None:
-        super()._allocate(k, v)
-        assert isinstance(self.layer.mask, TokenSelector)
-        self.moba = self.layer.mask
-        chunks = -(-self.room // self.moba.chunk)
-        self.means = k.new_zeros(1, k.shape[1], chunks, k.shape[3], dtype=torch.float32)
-
-    def _prompt(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        whole = self.length // self.moba.chunk
-        if whole:
-            (mean,) = pool((k[:, :, : whole * self.moba.chunk], self.moba.chunk, ["mean"]))
-            self.means[:, :, :whole] = mean
-        return attention(q, k, v, self.moba(q, k))
-
-    def _token(self, q: Tensor) -> Tensor:
-        out = decode(q, self.k, self.v, self._picked(q), lengths=self.lengths)
-        whole, rest = divmod(self.length, self.moba.chunk)
-        if not rest:
-            last = self.k[:, :, self.length - self.moba.chunk : self.length]
-            self.means[:, :, whole - 1] = last.float().mean(2)
-        return out
-
-    def _picked(self, q: Tensor) -> Selection:
-        """Return the token's own chunk, and the whole ones of the best scores."""
-        chunk, (_, block) = self.moba.chunk, self.moba.block_size
+    def _picked(self, q: Tensor, moba: TokenSelector) -> Selection:
+        """Return the token's own chunk, and the whole ones whose mean keys have the best scores."""
+        chunk, (_, block) = moba.chunk, moba.block_size
         own = (self.length - 1) // chunk
-        scores = (q.float() * self.means[:, :, :own]).sum(3)  # no matmul, which autocast rounds
-        best = scores.topk(min(self.moba.k - 1, own)).indices.unsqueeze(2)
-        picked = torch.zeros(*q.shape[:3], self.means.shape[2], dtype=torch.bool, device=q.device)
+        means = self.k[:, :, : own * chunk].unflatten(2, (own, chunk)).float().mean(3)
+        scores = (q.float() * means).sum(3)  # no matmul, which autocast rounds
+        best = scores.topk(min(moba.k - 1, own)).indices.unsqueeze(2)
+        chunks = -(-self.room // chunk)
+        picked = torch.zeros(*q.shape[:3], chunks, dtype=torch.bool, device=q.device)
         picked.scatter_(3, best, True)[..., own] = True
         picked = picked.repeat_interleave(chunk // block, 3)[..., : -(-self.room // block)]
-        most = q.shape[1] * self.moba.k * (chunk // block)
+        most = q.shape[1] * moba.k * (chunk // block)
         sizes = {"n_q": 1, "n_k": self.room, "max_blocks": most}
         return Selection.from_layout(picked, (BLOCK_Q, block), **sizes)
 
@@ -291,7 +240,7 @@ def caches(layers: Sequence[BlockSparseAttention], room: int) -> Iterator[None]:
     """Within it, the layers attend through caches of their own."""
     rotaries = [layer.rotary for layer in layers]
     for layer in layers:
-        cache = (MobaCache if isinstance(layer.mask, TokenSelector) else Cache)(layer, room)
+        cache = Cache(layer, room)
         layer.attend = cache.attend  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(layer.rotary, Rotary):
             layer.rotary = Later(layer.rotary, cache)

@@ -4,13 +4,6 @@
     python -m experiments.lm.report runs=runs/lm
     python -m experiments.lm.report runs=null rows=results.jsonl.gz figures=FOLDER
 
-| plan | question |
-|---|---|
-| same | do standard attention, SDPA and ours learn the same, and how fast is a step? |
-| contexts | what does a longer context bring, at equal tokens a step? |
-| masks | what does a sparser mask cost, at equal steps? |
-| equal_time | and at equal time: each mask takes the time of the dense steps of plan=masks |
-
 A row is a complete run that has plan= and case=, with its loss by step and by position.
 """
 
@@ -27,7 +20,7 @@ from matplotlib import pyplot as plt
 from experiments.common import figures as f
 from experiments.common.config import check, option
 from experiments.common.program import program
-from experiments.common.rows import Row, Rows, frame
+from experiments.common.rows import Row, Rows, found, frame
 from experiments.common.tables import MISSING, aligned, markdown
 from experiments.lm.settings import LEARNED, NEXT, PLANS, ROTARY
 from experiments.training import run_file
@@ -55,36 +48,34 @@ class Options:
 
 @program("lm_report", Options, "experiments.lm.report")
 def main(options: Options, command: str) -> None:
-    files = sorted(Path(options.runs or ".").rglob(run_file.RUN)) if options.runs else []
+    files = sorted(Path(options.runs).rglob(run_file.RUN)) if options.runs else []
     runs = [run_file.read(path.parent) for path in files]
-    found = [row(run) for run in runs if run and run["complete"] and run["settings"].get("plan")]
+    rows = [row(run) for run in runs if run and run["complete"] and run["settings"].get("plan")]
     if options.rows is not None and options.runs is not None:
         key = ("plan", "case", "model", "context", "batch", "seed", "steps", "recipe", "data")
         file = Rows(options.rows, key)
-        for each in found:
+        for each in rows:
             if file.find(each) is None:
                 file.append(each)
-        found = file.rows
+        rows = file.rows
     elif options.rows is not None:
-        found = frame(options.rows).to_dict("records")  # type: ignore[assignment]
+        rows = found(frame(options.rows))
+    drawn: Counter[Path] = Counter()
     for plan in PLANS:
-        drawn: Counter[Path] = Counter()
-        for cases in grouped(found, plan):
-            print(f"{about(cases)}\n{aligned(TABLES[plan](cases))}")
+        for cases in grouped(rows, plan):
+            print(f"{about(cases)}\n{aligned(table(plan, cases))}")
             if options.figures is not None:
-                for path in _draw(plan, cases, Path(options.figures), drawn):
-                    print(path)
+                print(*_draw(plan, cases, Path(options.figures), drawn), sep="\n")
             print()
 
 
 def tables(frame: "pd.DataFrame") -> dict[str, str]:
     """Return the tables of each plan in Markdown, with what their rows share."""
-    rows: Any = frame.to_dict("records")
-    texts = {
-        plan: [f"{markdown(TABLES[plan](some))}\n\n{about(some)}." for some in grouped(rows, plan)]
-        for plan in PLANS
-    }
-    return {plan: "\n\n".join(parts) for plan, parts in texts.items()}
+    rows, made = found(frame), {}
+    for plan in PLANS:
+        parts = [f"{markdown(table(plan, x))}\n\n{about(x)}." for x in grouped(rows, plan)]
+        made[plan] = "\n\n".join(parts)
+    return made
 
 
 def row(run: Mapping[str, Any]) -> Row:
@@ -129,60 +120,28 @@ def thinned(curve: Sequence[Sequence[float]], most: int) -> list[tuple[int, floa
 
 def bucketed(losses: Sequence[float], most: int) -> list[tuple[int, float]]:
     """Return means over positions (before, end], where `end` doubles, at most `most` of them."""
-    ends = sorted({math.ceil(len(losses) / 2**i) for i in range(most)})
-    starts = [0, *ends[:-1]]
-    return [
-        (end, fmean(losses[start:end]))
-        for start, end in zip(starts, ends, strict=True)
-        if end > start
-    ]
+    ends = sorted({math.ceil(len(losses) / 2**i) for i in range(most)} - {0})
+    return [(end, fmean(losses[start:end])) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-class Case:
-    """The rows of one case on one device, over seeds: the newest of each seed."""
+# ---- cases: the rows of one model, mask or provider on one device, the newest of each seed
 
-    def __init__(self, rows: Sequence[Row]):
-        self.rows = list({row["seed"]: row for row in rows}.values())
-        self.first = self.rows[0]
-
-    def values(self, name: str) -> list[float]:
-        """Return what the seeds have, without those that have none."""
-        found = [row.get(name) for row in self.rows]
-        return [value for value in found if value is not None and value == value]
-
-    def mean(self, name: str) -> float | None:
-        values = self.values(name)
-        return fmean(values) if values else None
-
-    def text(self, name: str, digits: str = ".3f") -> str:
-        return _spread(self.values(name), digits)
-
-    @property
-    def perplexity(self) -> str:
-        return _spread([math.exp(value) for value in self.values("val_loss")], ".2f")
-
-
-def _spread(values: Sequence[float], digits: str) -> str:
-    """Return the mean over the seeds, and half their range where there are several."""
-    if not values:
-        return MISSING
-    text, half = f"{fmean(values):{digits}}", (max(values) - min(values)) / 2
-    return text + (f" ± {half:{digits}}" if len(values) > 1 else "")
+Case = list[Row]
 
 
 def grouped(rows: Sequence[Row], plan: str) -> list[list[Case]]:
     """Return the cases of each table, of one model, data, recipe, tokens a step and device."""
-    found: dict[tuple[object, ...], dict[str, list[Row]]] = {}
+    made: dict[tuple[object, ...], dict[str, dict[int, Row]]] = {}
     names = "model data_digest tokenizer recipe device precision objective".split()
     for row in rows:
-        if row["plan"] != plan:
-            continue
-        shared = [row[name] for name in names] + [row["context"] * row["batch"], *_unusual(row)]
-        shared.append(0 if plan == "contexts" else row["context"])
-        shared.append(0 if plan == "equal_time" else row["steps"])
-        shared.append(row["mode"] if plan in CURVES else "")  # MoBA is never compiled
-        found.setdefault(tuple(shared), {}).setdefault(row["case"], []).append(row)
-    return [[Case(some) for some in cases.values()] for cases in found.values()]
+        if row["plan"] == plan:
+            shared = [row[name] for name in names] + [row["context"] * row["batch"], *_unusual(row)]
+            shared.append(0 if plan == "contexts" else row["context"])
+            shared.append(0 if plan == "equal_time" else row["steps"])
+            shared.append(row["mode"] if plan in CURVES else "")  # MoBA is never compiled
+            cases = made.setdefault(tuple(shared), {})
+            cases.setdefault(row["case"], {})[row["seed"]] = row
+    return [[list(case.values()) for case in cases.values()] for cases in made.values()]
 
 
 def _unusual(row: Row) -> list[str]:
@@ -196,13 +155,12 @@ def _unusual(row: Row) -> list[str]:
 
 def about(cases: Sequence[Case]) -> str:
     """Return what the cases of a table share, in a line."""
-    row = cases[0].first
-    seeds = max(len(case.rows) for case in cases)
-    modes = "; ".join(sorted({case.first["mode"] for case in cases}))
+    row, seeds = cases[0][0], max(map(len, cases))
+    modes = "; ".join(sorted({case[0]["mode"] for case in cases}))
     steps = f"{row['steps']} steps"
     if row["plan"] == "equal_time":
         steps = f"the time of {row['steps']} steps of {row['case']}"
-    days = sorted({str(each["date"])[:10] for case in cases for each in case.rows})
+    days = sorted({str(each["date"])[:10] for case in cases for each in case})
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     parts = [
         f"{row['model']} ({row['params'] / 1e6:.3g} M parameters), {row['data']} "
@@ -214,69 +172,79 @@ def about(cases: Sequence[Case]) -> str:
     return "; ".join(parts)
 
 
-# ---- tables
+def values(case: Case, name: str) -> list[float]:
+    """Return what the seeds have, without those that have none."""
+    return [row[name] for row in case if row.get(name) is not None]
 
 
-def _table(cases: Sequence[Case], columns: Mapping[str, Callable[[Case], str]]) -> list[list[str]]:
-    return [[*columns], *([text(case) for text in columns.values()] for case in cases)]
+def mean(case: Case, name: str) -> float | None:
+    return fmean(known) if (known := values(case, name)) else None
 
 
-def same_table(cases: Sequence[Case]) -> list[list[str]]:
-    """Return loss, its difference to standard attention, time and memory."""
-    base = next((case for case in cases if case.first["provider"] == "standard"), cases[0])
-    ms = base.mean("ms_step") or 0
-    return _table(cases, {
-        "attention": lambda case: case.first["case"],
-        "train loss": lambda case: case.text("train_loss", ".4f"),
-        "difference": lambda case: f"{difference(case, base):.3f} %",
-        "validation loss": lambda case: case.text("val_loss", ".4f"),
-        "ms a step": lambda case: f"{case.mean('ms_step'):.4g}",
-        "speed-up": lambda case: f"{ms / (case.mean('ms_step') or 1):.2f}x",
-        "saved MiB": lambda case: _whole(case.mean("saved_mib")),
-        "peak MiB": lambda case: _whole(case.mean("peak_mib")),
-    })  # fmt: skip
+def spread(numbers: Sequence[float], digits: str = ".3f") -> str:
+    """Return the mean over the seeds, and half their range where there are several."""
+    if not numbers:
+        return MISSING
+    text, half = f"{fmean(numbers):{digits}}", (max(numbers) - min(numbers)) / 2
+    return text + (f" ± {half:{digits}}" if len(numbers) > 1 else "")
 
 
 def difference(case: Case, base: Case) -> float:
     """Return the largest difference of the training loss of a seed, in percent."""
-    by_seed = {row["seed"]: row["train_loss"] for row in base.rows}
-    found = [
-        100 * abs(row["train_loss"] / by_seed[row["seed"]] - 1)
-        for row in case.rows
-        if row["seed"] in by_seed
-    ]
-    return max(found, default=math.nan)
+    by_seed = {row["seed"]: row["train_loss"] for row in base}
+    both = [(row["train_loss"], by_seed[row["seed"]]) for row in case if row["seed"] in by_seed]
+    return max((100 * abs(ours / theirs - 1) for ours, theirs in both), default=math.nan)
 
 
-def context_table(cases: Sequence[Case]) -> list[list[str]]:
-    """Return perplexity and time by context, at equal tokens a step."""
-    return _table(sorted(cases, key=lambda case: case.first["context"]), {
-        "context": lambda case: str(case.first["context"]),
-        "windows a step": lambda case: str(case.first["batch"]),
-        "perplexity": lambda case: case.perplexity,
-        "validation loss": lambda case: case.text("val_loss"),
-        "last quarter": lambda case: case.text("late_loss"),
-        "ms a step": lambda case: f"{case.mean('ms_step'):.4g}",
-        "saved MiB": lambda case: _whole(case.mean("saved_mib")),
-    })  # fmt: skip
+# ---- tables
 
 
-def mask_table(cases: Sequence[Case]) -> list[list[str]]:
-    """Return perplexity against density: of the blocks, and of the pairs of dense attention."""
-    return _table(sorted(cases, key=lambda case: -(case.mean("pairs") or 1)), {
-        "name": lambda case: case.first["case"],
-        "mask": lambda case: f"`{case.first['mask']}`",
-        "block density": lambda case: _share(case.mean("density")),
-        "pairs": lambda case: _share(case.mean("pairs")),
-        "steps": lambda case: _whole(case.mean("steps")),
-        "perplexity": lambda case: case.perplexity,
-        "validation loss": lambda case: case.text("val_loss"),
-        "ms a step": lambda case: f"{case.mean('ms_step'):.4g}",
-    })  # fmt: skip
-
-
-TABLES = {"same": same_table, "contexts": context_table}
-TABLES |= dict.fromkeys(("masks", "equal_time"), mask_table)
+def table(plan: str, cases: Sequence[Case]) -> list[list[str]]:
+    """Return the table of a plan: losses or perplexities, time, memory or density."""
+    base = next((case for case in cases if case[0]["provider"] == "standard"), cases[0])
+    ms = mean(base, "ms_step") or 0
+    loss = {"validation loss": lambda c: spread(values(c, "val_loss"))}
+    perplexity = {
+        "perplexity": lambda c: spread([math.exp(x) for x in values(c, "val_loss")], ".2f")
+    }
+    time = {"ms a step": lambda c: f"{mean(c, 'ms_step'):.4g}"}
+    saved = {"saved MiB": lambda c: _whole(mean(c, "saved_mib"))}
+    columns: dict[str, Callable[[Case], str]]
+    if plan == "same":
+        columns = {
+            "attention": lambda c: c[0]["case"],
+            "train loss": lambda c: spread(values(c, "train_loss"), ".4f"),
+            "difference": lambda c: f"{difference(c, base):.3f} %",
+            "validation loss": lambda c: spread(values(c, "val_loss"), ".4f"),
+            **time,
+            "speed-up": lambda c: f"{ms / (mean(c, 'ms_step') or 1):.2f}x",
+            **saved,
+            "peak MiB": lambda c: _whole(mean(c, "peak_mib")),
+        }
+    elif plan == "contexts":
+        cases = sorted(cases, key=lambda c: c[0]["context"])
+        columns = {
+            "context": lambda c: str(c[0]["context"]),
+            "windows a step": lambda c: str(c[0]["batch"]),
+            **perplexity,
+            **loss,
+            "last quarter": lambda c: spread(values(c, "late_loss")),
+            **time,
+            **saved,
+        }
+    else:
+        cases = sorted(cases, key=lambda c: -(mean(c, "pairs") or 1))
+        columns = {
+            "name": lambda c: c[0]["case"],
+            "mask": lambda c: f"`{c[0]['mask']}`",
+            "block density": lambda c: _share(mean(c, "density")),
+            "pairs": lambda c: _share(mean(c, "pairs")),
+            "steps": lambda c: _whole(mean(c, "steps")),
+            **perplexity,
+            **loss,
+            **time,
+        }
+    return [[*columns], *([text(case) for text in columns.values()] for case in cases)]
 
 
 def _whole(value: float | None) -> str:
@@ -295,29 +263,26 @@ def _draw(plan: str, cases: Sequence[Case], folder: Path, drawn: Counter[Path]) 
 
     drawn: how many tables had the same name before. The first has it alone, the others a number.
     """
-    row = cases[0].first
-    folder.mkdir(parents=True, exist_ok=True)
+    row = cases[0][0]
     context = "" if plan == "contexts" else row["context"]
     stem = folder / f.file_name("lm", plan, row["model"], context, row["device"])
     drawn[stem] += 1
     if drawn[stem] > 1:
         stem = stem.with_name(f"{stem.name}-{drawn[stem]}")
     if plan not in CURVES:  # one look for a mask in all figures
-        cases = sorted(cases, key=lambda case: case.first["case"])
+        cases = sorted(cases, key=lambda case: case[0]["case"])
     with f.style():
         figure, axes = plt.subplots(figsize=(f.COLUMN, 2.5))
         for case, look in zip(cases, LOOKS * 2, strict=False):
-            first, style = case.first, f.Style(*look)
+            first, style = case[0], f.Style(*look)
             if plan not in CURVES:
-                x = [100 * (case.mean("pairs") or 1)]
-                y = [case.mean("val_loss") or 0]
-                f.curve(axes, x, y, style, first["case"], line=False)
-                continue
-            x, y = zip(*first["curve" if plan == "same" else "by_position"], strict=True)
-            f.curve(axes, x, y, style, first["case"])
+                x, y = [100 * (mean(case, "pairs") or 1)], [mean(case, "val_loss") or 0]
+            else:
+                x, y = zip(*first["curve" if plan == "same" else "by_position"], strict=True)
+            f.curve(axes, x, y, style, first["case"], line=plan in CURVES)
         labels = {"same": "step", "contexts": "position in the window"}
         if plan == "contexts":
-            longest = max(case.first["context"] for case in cases)
+            longest = max(case[0]["context"] for case in cases)
             f.length_axis(axes, [n for i in range(0, 20, 2) if (n := longest >> i)])
         elif plan != "same":
             axes.set_xlim(0, 105)

@@ -1,28 +1,28 @@
 """A training run of a language model: what it is made of, and what is measured of it."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.common.devices import device_name, free_memory
 from experiments.lm.attention import resolve
 from experiments.lm.model import LanguageModel, shares
 from experiments.lm.settings import LAYERS, NEXT, Settings
-from experiments.lm.tokens import Codec, Corpus, load_corpus, refuse_vocabulary
-from experiments.lm.windows import MaskedTokens, Windows, next_token, refuse_short
+from experiments.lm.text import Codec, Corpus, load_corpus, refuse_vocabulary
 from experiments.training import train as loop
-from experiments.training.context import share
 from experiments.training.device import DTYPES, MIB, autocast
-from experiments.training.distributed import Group
-from experiments.training.evaluate import Evaluator, Objective
+from experiments.training.distributed import Group, share
+from experiments.training.evaluate import Evaluator, Objective, Sums
 from experiments.training.run_file import duration, read_journal
 from experiments.training.step import Trainer
 
 SAVE_EVERY = 100  # steps, at which a checkpoint is considered if checkpoint_every is not given
+SHARES = (0.8, 0.9)  # BERT: 80 % of the hidden tokens are masked, 10 % random, 10 % as they were
 LAST = 100  # steps whose mean loss is the training loss of a result
 
 
@@ -39,7 +39,6 @@ class Language:
 
     def __init__(self, settings: Settings, group: Group):
         self.settings, self.group = settings, group
-        refuse_memory(settings, group)
         self.corpus = corpus = group.in_turn(lambda: read_corpus(settings))
         self.data, self.source = corpus.digest, f"text of {settings.data}"
         self.task = {
@@ -71,7 +70,7 @@ class Language:
         mask = resolve(self.settings.mask, causal=self.settings.objective == NEXT)
         return {"mask": None if mask is None else str(mask), "density": density, "pairs": pairs}
 
-    def train_split(self) -> Windows:
+    def train_split(self) -> "Windows":
         return Windows(self.corpus.train, self.settings.context, self.group.device)
 
     def prepare(self, trainer: Trainer) -> None:
@@ -201,9 +200,8 @@ def make_model(settings: Settings, corpus: Corpus | Codec) -> tuple[LanguageMode
 
 def read_corpus(settings: Settings) -> Corpus:
     """Return the tokens of a run, checked."""
-    most = settings.max_mib and settings.max_mib * 2**20
     corpus = load_corpus(
-        settings.data, settings.tokenizer, settings.cache_dir, pattern=settings.pattern, most=most
+        settings.data, settings.tokenizer, settings.cache_dir, pattern=settings.pattern
     )
     size = settings.vocab or settings.sizes.vocab
     if not corpus.vocab and not size:
@@ -211,30 +209,14 @@ def read_corpus(settings: Settings) -> Corpus:
     if settings.vocab or not corpus.vocab:
         option = f"vocab={size}" if settings.vocab else f"of model={settings.model}"
         refuse_vocabulary(corpus, size, option)
-    refuse_short(corpus.train, settings.context, f"{corpus.name}, for training,")
-    refuse_short(corpus.val, settings.context, f"{corpus.name}, for validation,")
+    for name, ids in (("training", corpus.train), ("validation", corpus.val)):
+        if len(ids) <= settings.context:
+            raise ValueError(
+                f"{corpus.name}, for {name}, has {len(ids)} tokens, and a window of "
+                f"context={settings.context} needs {settings.context + 1}: give more text, or a "
+                "shorter context"
+            )
     return corpus
-
-
-def refuse_memory(settings: Settings, group: Group) -> None:
-    """Raise ValueError if the activations that a step must keep exceed the free memory.
-
-    Counts the least: the inputs of the matrix products, and the scores of standard attention.
-    """
-    sizes, n = settings.sizes, settings.context
-    size = min(settings.micro_batch or settings.batch, max(1, settings.batch // group.replicas))
-    wide = 2 if settings.precision == "bf16" else 4
-    least = size * sizes.layers * n * sizes.dim * 12 * wide // group.ways
-    scores = size * sizes.layers * sizes.heads * n * n * wide
-    scores = scores if settings.provider == "standard" else 0
-    free = free_memory(group.device)
-    if least + scores > free:
-        why = f", {scores / 2**30:.3g} of them for scores of standard attention" if scores else ""
-        raise ValueError(
-            f"context={n} needs {(least + scores) / 2**30:.3g} GiB or more for {size} windows at "
-            f"a time{why}, and {device_name(group.device)} has {free / 2**30:.3g} GiB free: give a "
-            "smaller micro_batch or context" + (", or provider=sparse" if scores else "")
-        )
 
 
 def tail(curve: Sequence[tuple[int, float]], last: int) -> float | None:
@@ -245,3 +227,75 @@ def tail(curve: Sequence[tuple[int, float]], last: int) -> float | None:
             total, steps = total + loss * (step - before), steps + step - before
         before = step
     return total / steps if steps else None
+
+
+# ---- windows of text, and what a model learns from one
+
+
+class Windows:
+    """Windows of `context` + 1 tokens, each begins where the one before has its last.
+
+    count: how many windows of the corpus are used, from the start; None: all.
+    """
+
+    def __init__(
+        self, ids: np.ndarray, context: int, device: torch.device, count: int | None = None
+    ):
+        self.context, whole = context, (len(ids) - 1) // context
+        self.count = whole if count is None else min(whole, count)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # mapped files are read-only
+            flat = torch.from_numpy(ids[: self.count * context + 1].view(np.int16))
+        self.ids = flat.to(device)  # int16: kernels of torch do not take uint16
+        self._places = torch.arange(context + 1, device=device)
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def bytes(self) -> int:
+        return self.ids.numel() * self.ids.element_size()
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, None, Tensor]:
+        """Tokens and the token after each, int64 (rows, context), of the windows `rows`."""
+        found = self.ids[(rows * self.context)[:, None] + self._places].long() & 0xFFFF
+        return found[:, :-1], None, found[:, 1:]
+
+
+def next_token(model: nn.Module, batch: tuple, weights: Tensor | None) -> Sums:
+    """Return the sums of the cross-entropy of every next token, of nothing, and of the tokens."""
+    tokens, _, targets = batch
+    return _sums(model(tokens, targets), weights)
+
+
+class MaskedTokens:
+    """Hides a share of the tokens of every window, which the model predicts (BERT).
+
+    Args:
+        mask_id: the id that stands for a hidden token; smaller ids are tokens.
+    """
+
+    def __init__(self, share: float, mask_id: int):
+        self.share, self.mask_id = share, mask_id
+
+    def __call__(self, model: nn.Module, batch: tuple, weights: Tensor | None) -> Sums:
+        tokens = batch[0]
+        count = max(1, round(self.share * tokens.shape[1]))
+        noise = torch.rand(tokens.shape, device=tokens.device)
+        places = noise.topk(count, sorted=False).indices
+        targets = tokens.gather(1, places)
+        draw = torch.rand(places.shape, device=tokens.device)
+        other = torch.randint(self.mask_id, places.shape, device=tokens.device)
+        shown = torch.where(draw < SHARES[1], other, targets)
+        shown = torch.where(draw < SHARES[0], self.mask_id, shown)
+        return _sums(model(tokens.scatter(1, places, shown), targets, places), weights)
+
+
+def _sums(losses: Tensor, weights: Tensor | None) -> Sums:
+    """losses (windows, tokens); weights: of the windows."""
+    nothing = torch.zeros((), device=losses.device)
+    if weights is None:
+        count = torch.full((), float(losses.numel()), device=losses.device)
+        return losses.sum(), nothing, count
+    losses = losses * weights[:, None]
+    return losses.sum(), nothing, weights.sum() * losses.shape[1]

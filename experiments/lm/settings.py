@@ -61,7 +61,6 @@ class Settings(Training):
     data: str = option("stdlib", "stdlib | packages | a folder of text, or of nanoGPT's bins")
     tokenizer: str = option("bytes", "bytes | bpe:SIZE (needs the package tokenizers)")
     pattern: str = option("*", "names of the files of a folder")
-    max_mib: int | None = option(None, "of text", least=1)
 
     batch: int = option(64, "windows of a step, of all processes together", least=1)
     lr: float = option(6e-4, "peak learning rate", above=0)

@@ -3,9 +3,10 @@
 import json
 import math
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import NormalDist
+from dataclasses import asdict, fields
+from functools import cache
+from statistics import NormalDist, fmean, geometric_mean, median, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +14,13 @@ import numpy as np
 from experiments.common.figures import token_text
 from experiments.common.rows import OK
 from experiments.lra import published as lra
-from experiments.lra.runs import PRETRAINED, Run, changed
+from experiments.lra.runs import PRETRAINED, Run
+from experiments.lra.settings import TrainOptions
 
 ALONE = "alone"  # the workload of a measured step
 # Settings that runs of one cell may differ in.
-FREE = set(
-    "seed data_seed name minutes device data_dir cache_dir runs init_from micro_batch eval_batch "
-    "log_every checkpoint_every compile graph deterministic tensorboard scaled".split()
-)
+FREE = {each.name for each in fields(TrainOptions) if each.metadata.get("free")}
+FREE |= {"seed", "data_seed", "name", "init_from", "tensorboard"}
 Steps = Sequence[Mapping[str, Any]]  # measured training steps, rows of the study lra_speed
 
 
@@ -45,7 +45,7 @@ class Column(NamedTuple):
     """A task and its data. Official and generated data never share a column."""
 
     task: str
-    source: str  # empty if nothing was run
+    source: str
     length: int = 0  # tokens as padded, if that is known
     held_out: float = 0.0  # the share of train that chooses the checkpoint, not the test split
 
@@ -59,17 +59,12 @@ class Column(NamedTuple):
         words += [token_text(self.length)] if self.length else []
         return f"{label} ({', '.join(filter(None, words))})" if any(words) else label
 
-    @property
-    def counts(self) -> str:
-        """The numbers of examples, where the source has them."""
-        return self.source.partition(", ")[2]
-
 
 def heads(columns: Sequence[Column]) -> list[str]:
-    """Return the text of each column, with its counts where columns differ in nothing else."""
+    """Return the text of each column, with its source in full where two would be the same."""
     texts = [column.text for column in columns]
     return [
-        f"{text}, {column.counts}" if column.counts and texts.count(text) > 1 else text
+        f"{text}, {column.source.partition(', ')[2]}" if texts.count(text) > 1 else text
         for text, column in zip(texts, columns, strict=True)
     ]
 
@@ -85,16 +80,14 @@ class Cell:
         self.runs = runs
         self.complete = all(run.complete for run in runs)
         self.traced = all(run.traced for run in runs)
-        self.reconstructed = any(run.reconstructed for run in runs)
-        self.resolved_mask = next((run.resolved_mask for run in runs), "")
         self.density = next((run.density for run in runs), None)
         # Accuracies are of the validation split if a run was not tested.
         self.tested = all(run.accuracy is not None for run in runs)
         found = [run.accuracy if self.tested else run.val_accuracy for run in runs]
         self.accuracies = [value for value in found if value is not None]
-        self.accuracy = statistics.fmean(self.accuracies) if self.accuracies else None
+        self.accuracy = fmean(self.accuracies) if self.accuracies else None
         # the standard deviation of the seeds (n - 1), None for a single run
-        self.spread = statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        self.spread = stdev(self.accuracies) if len(self.accuracies) > 1 else None
         memory = [x.memory_mib for x in runs] if timed is None else [x["peak_mib"] for x in timed]
         self.memory_mib = max((mib for mib in memory if mib and mib == mib), default=None)
         # milliseconds of a training step, the median of the runs, by device and workload
@@ -104,7 +97,7 @@ class Cell:
                 times.setdefault((run.device, run.workload), []).append(run.ms_per_step)
         for row in timed or ():
             times[row["device"], ALONE] = [row["ms_median"]]
-        self.ms_by_place = {place: statistics.median(ms) for place, ms in times.items()}
+        self.ms_by_place = {place: median(ms) for place, ms in times.items()}
 
 
 Cells = dict[tuple[RowKey, Column], Cell]
@@ -113,7 +106,7 @@ Cells = dict[tuple[RowKey, Column], Cell]
 def make_cells(
     runs: Iterable[Run], steps: Steps | None = None, *, pretraining: bool = False
 ) -> tuple[Cells, list[str]]:
-    """Return the cell of every attention and task, and notes on runs that are left out.
+    """Return the cell of every attention and task, in order, and notes on runs that are left out.
 
     A cell takes the settings with the most complete runs, then the newest. Each seed counts once:
     the complete run, then the newest. Runs cut short count only if none is complete.
@@ -159,11 +152,8 @@ def _timed(row: RowKey, column: Column, runs: Sequence[Run], steps: Steps) -> St
         if step["status"] == OK and not row.label and same:
             work = [step[name] for name in ("device", "pair", "batch", "layers", "dim", "heads")]
             found[(*work, step["precision"])] = step
-    return [
-        step
-        for step in {step["device"]: step for step in found.values()}.values()
-        if all(_same_work(run, step) for run in runs)
-    ]
+    newest = {step["device"]: step for step in found.values()}
+    return [step for step in newest.values() if all(_same_work(run, step) for run in runs)]
 
 
 def _same_work(run: Run, step: Mapping[str, Any]) -> bool:
@@ -177,12 +167,9 @@ def _same_work(run: Run, step: Mapping[str, Any]) -> bool:
 def _chosen(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
     by_settings: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda r: (r.complete, r.date)):
-        by_settings.setdefault(_settings(run), []).append(run)
-
-    def rank(group: list[Run]) -> tuple[int, str]:
-        return sum(r.complete for r in group), max(r.date for r in group)
-
-    chosen = max(by_settings.values(), key=rank)
+        own = {name: value for name, value in run.settings.items() if name not in FREE}
+        by_settings.setdefault(json.dumps(_changed(own), sort_keys=True), []).append(run)
+    chosen = max(by_settings.values(), key=lambda g: (sum(r.complete for r in g), g[-1].date))
     left_out = [(r, "other settings") for r in runs if r not in chosen]
     last = {run.seed: run for run in chosen}
     left_out += [(r, f"seed {r.seed} again") for r in chosen if r is not last[r.seed]]
@@ -193,10 +180,24 @@ def _chosen(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
     return kept, left_out
 
 
-def _settings(run: Run) -> str:
-    """Return the settings that runs of a cell share."""
-    own = {name: value for name, value in run.settings.items() if name not in FREE}
-    return json.dumps(changed(own), sort_keys=True, default=str)
+def _changed(settings: Mapping[str, Any], defaults: Any = None) -> dict[str, Any]:
+    """Return the settings that differ from their defaults.
+
+    Older runs lack the settings that came after them, and null means the default.
+    """
+    defaults, found = _defaults() if defaults is None else defaults, {}
+    for name, value in settings.items():
+        default = defaults.get(name)
+        if isinstance(value, Mapping):
+            value = _changed(value, default if isinstance(default, Mapping) else {})
+        if value not in (None, default):
+            found[name] = value
+    return found
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return asdict(TrainOptions())
 
 
 # ---- speed
@@ -212,7 +213,7 @@ def speedup(cells: Cells, row: RowKey, column: Column) -> float | None:
     for key in sorted(bases, key=lambda base: (base.label != row.label, base.label)):
         base = cells[key, column].ms_by_place
         if factors := [base[place] / ours[place] for place in ours if place in base]:
-            return statistics.geometric_mean(factors)
+            return geometric_mean(factors)
     return None
 
 
@@ -226,8 +227,8 @@ def mean_speedup(cells: Cells, row: RowKey, columns: Iterable[Column]) -> tuple[
         factor = speedup(cells, row, column) if column.task in lra.TIMED else None
         if factor is not None:
             factors.setdefault(column.task, []).append(factor)
-    means = [statistics.geometric_mean(each) for each in factors.values()]
-    return statistics.geometric_mean(means) if means else None, len(means)
+    means = [geometric_mean(each) for each in factors.values()]
+    return geometric_mean(means) if means else None, len(means)
 
 
 # ---- means over the five tasks
@@ -238,9 +239,7 @@ class Average(NamedTuple):
 
     value: float
     paper: float | None  # over the same tasks
-    tasks: int
-    complete: bool
-    tested: bool
+    cells: list[Cell]
     of_all: float  # over all five; a missing task counts as chance
     paper_of_all: float | None
 
@@ -261,18 +260,11 @@ def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | N
 
     def paper(tasks: Iterable[str]) -> float | None:
         values = [lra.PAPER.get((row.attention, task)) for task in tasks]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if len(known) == len(values) and not row.label else None
+        return None if None in values or row.label else fmean(values)  # type: ignore[arg-type]
 
-    return Average(
-        statistics.fmean(found.values()),
-        paper(chosen),
-        len(chosen),
-        all(cell.complete for cell in chosen.values()),
-        all(cell.tested for cell in chosen.values()),
-        statistics.fmean((lra.CHANCE | found).values()),
-        paper(lra.AVERAGED),
-    )
+    of_all = fmean((lra.CHANCE | found).values())
+    values = list(chosen.values())
+    return Average(fmean(found.values()), paper(chosen), values, of_all, paper(lra.AVERAGED))
 
 
 def preferred(columns: Sequence[Column]) -> list[Column]:

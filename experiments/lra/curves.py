@@ -1,121 +1,170 @@
-"""Learning curves of training runs, and accuracy against speed."""
+"""Figures of training runs: learning curves, accuracy against speed, and the names of rows."""
 
+import math
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
+import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.common.figures import PAGE, Style, curve, file_name, legend, save, style
+from experiments.common import figures as f
+from experiments.common.figures import MAX_ENTRIES, Style
+from experiments.lra import published as lra
 from experiments.lra.cells import (
-    ALONE,
     Cell,
     Cells,
     Column,
     RowKey,
     Steps,
+    heads,
     make_cells,
     sorted_columns,
     sorted_rows,
     speedup,
-)
-from experiments.lra.figures import by_contour, groups, row_labels, row_styles
+)  # fmt: skip
 from experiments.lra.runs import Run
 
+T = TypeVar("T")
+USUAL_CONTOUR = "contour 14"  # which labels leave out
 RULES = ((0, (1, 1.5)), (0, (4, 2, 1, 2)))  # dashes of the shortcuts
 UNITS = ((7200, 3600, "h"), (180, 60, "min"), (0, 1, "s"))  # from so many seconds on
 
 
-def draw_all(
-    runs: Sequence[Run], out: str | Path, smooth: float = 0.02, steps: Steps | None = None
-) -> list[Path]:
+# ---- names and styles of rows
+
+
+def row_labels(keys: Sequence[RowKey]) -> dict[RowKey, str]:
+    """Return short names of the rows of a figure, all different.
+
+    A name leaves out what all rows share. A mask is named by its patterns, and only if two names
+    would be equal without it.
+    """
+    words = {key: [key.name, *filter(None, key.label.split(", "))] for key in keys}
+    for own in words.values():
+        if "contour" in " ".join(key.label for key in keys) and "contour" not in " ".join(own):
+            own.append(USUAL_CONTOUR)
+    shared = set.intersection(*map(set, words.values())) if len(keys) > 1 else set()
+    labels = {
+        key: ", ".join(word for word in own if word not in shared) or key.name
+        for key, own in words.items()
+    }
+    for describe in (pattern_names, str):
+        count = Counter(labels.values())
+        labels = {
+            key: f"{text}, {describe(key.mask)}" if count[text] > 1 and key.mask else text
+            for key, text in labels.items()
+        }
+    return labels
+
+
+def pattern_names(mask: str) -> str:
+    """Return the patterns of a mask text: "butterfly + local" of "butterfly:64|local:64"."""
+    parts = [part.partition(">>")[0].strip("( )") for part in re.split(r"[|&]", mask)]
+    return " + ".join(re.split(r"[:(]", part)[0].replace("_", " ") for part in parts)
+
+
+def row_styles(keys: Sequence[RowKey]) -> dict[RowKey, Style]:
+    """Return the style of each row.
+
+    Rows of one attention differ in marker and dashes, and in colour if there is no other attention.
+    """
+    if len({key.attention for key in keys}) == 1:
+        return dict(zip(keys, cycle(lra.STYLES.values()), strict=False))
+    styles: dict[RowKey, Style] = {}
+    for key in keys:
+        same = sum(other.attention == key.attention for other in styles)
+        styles[key] = lra.style(key.attention, same)
+    return styles
+
+
+def groups(items: Sequence[T], other_entries: int = 0) -> list[list[T]]:
+    """Divide what a figure shows into groups with legends of at most MAX_ENTRIES entries.
+
+    The first item, the reference, is in every group.
+
+    other_entries: entries of the legend for other things.
+    """
+    room = MAX_ENTRIES - other_entries
+    if len(items) <= room:
+        return [list(items)]
+    count = math.ceil((len(items) - 1) / (room - 1))
+    size = math.ceil((len(items) - 1) / count)
+    return [[items[0], *items[1 + i * size : 1 + (i + 1) * size]] for i in range(count)]
+
+
+# ---- learning curves
+
+
+def draw_all(runs: Sequence[Run], out: str | Path, steps: Steps | None = None) -> list[Path]:
     """Write every figure that the runs support into the folder `out`; return the paths.
 
-    steps: measured training steps, whose times replace those of the runs where there are any.
+    steps: measured training steps, whose times replace those of the runs in accuracy against speed.
 
     Raises ValueError if no run has a measurement yet.
     """
-    out = Path(out)
     figures: dict[str, Figure] = {}
-    with style():
+    with f.style():
         for pretraining in (False, True):
-            cells, _ = make_cells(runs, steps, pretraining=pretraining)
+            cells, _ = make_cells(runs, pretraining=pretraining)
             columns = sorted_columns(c for _, c in cells)
-            texts = [column.text for column in columns]
-            for column in columns:
-                chosen = {row: cells[row, column] for row in _rows(cells, [column])}
-                if any(run.lines for cell in chosen.values() for run in cell.runs):
-                    # the numbers of examples, where the columns differ in nothing else
-                    more = [column.counts] * (texts.count(column.text) > 1)
-                    more += ["pretraining"] * pretraining
-                    figures |= _curves(chosen, column, more, smooth)
+            for column, head in zip(columns, heads(columns), strict=True):
+                rows = sorted_rows(row for row, at in cells if at == column)
+                found = {row: cells[row, column] for row in rows}
+                title = head + ", pretraining" * pretraining
+                if any(run.lines for cell in found.values() for run in cell.runs):
+                    figures |= _curves(title, found)
         cells, _ = make_cells(runs, steps)
         placed = sorted_columns(column for row, column in cells if _point(cells, row, column))
         if placed:
             figures["accuracy-speed"] = draw_accuracy_speed(cells, placed)
         if not figures:
             raise ValueError("no run has a measurement yet: nothing to draw")
-        return [path for name, figure in figures.items() for path in save(figure, out / name)]
+        return [
+            path for name, figure in figures.items() for path in f.save(figure, Path(out, name))
+        ]
 
 
-def _rows(cells: Cells, columns: Sequence[Column]) -> list[RowKey]:
-    """Return the rows that have one of the columns, in order."""
-    return sorted_rows(row for row, column in cells if column in columns)
-
-
-# ---- learning curves
-
-
-def _curves(
-    cells: dict[RowKey, Cell], column: Column, more: Sequence[str], smooth: float
-) -> dict[str, Figure]:
+def _curves(title: str, cells: Mapping[RowKey, Cell]) -> dict[str, Figure]:
     """Return the figures of a column by file name. Many rows take several figures."""
-    figures = {}
-    others = len(_baselines(cells.values()))
-    for contour, rows in by_contour(list(cells), other_entries=others).items():
-        title = ", ".join(filter(None, (column.text, contour, *more)))
-        styles, labels = row_styles(rows), row_labels(rows)
-        for number, part in enumerate(groups(rows, other_entries=others), 1):
-            place = number if number > 1 else ""
-            name = file_name("curves", column.text, contour, *more, place)
-            looks = {labels[row]: (cells[row], styles[row]) for row in part}
-            figures[name] = draw_curves(title, looks, smooth)
-    return figures
+    rows, others = list(cells), len(_baselines(cells.values()))
+    styles, labels = row_styles(rows), row_labels(rows)
+    return {
+        f.file_name("curves", title, number if number > 1 else ""): draw_curves(
+            title, {labels[row]: (cells[row], styles[row]) for row in part}
+        )
+        for number, part in enumerate(groups(rows, other_entries=others), 1)
+    }
 
 
-def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]], smooth: float = 0.02) -> Figure:
-    """Draw accuracy above and loss below, by step on the left and by time on the right.
-
-    Time is that of measured steps if all rows have them, else the wall time of the runs.
+def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]]) -> Figure:
+    """Draw accuracy above and loss below, by step on the left and by wall time on the right.
 
     cells: the rows to draw with their styles, by name.
-    smooth: the share of a curve over which training values are averaged.
     """
-    figure, grid = plt.subplots(2, 2, figsize=(PAGE, 4.6), sharex="col", sharey="row")
+    figure, grid = plt.subplots(2, 2, figsize=(f.PAGE, 4.6), sharex="col", sharey="row")
     runs = [run for cell, _ in cells.values() for run in cell.runs]
-    times = [_seconds_alone(cell) for cell, _ in cells.values()]
-    timed = None not in times
-    longest = max(
-        run.steps * (seconds or 0.0) if timed else run.seconds
-        for (cell, _), seconds in zip(cells.values(), times, strict=True)
-        for run in cell.runs
-    )
+    longest = max(run.seconds for run in runs)
     _, second, unit = next(u for u in UNITS if longest >= u[0])
-    for (name, (cell, look)), seconds in zip(cells.items(), times, strict=True):
+    for name, (cell, look) in cells.items():
         for run in cell.runs:
-            for panels, quantity, factor in zip(grid, ("accuracy", "loss"), (100, 1), strict=True):
-                for kind in ("train", "val"):
-                    x, y = _series(run, kind, quantity, seconds if timed else None)
+            for kind in ("train", "val"):
+                for axes, (quantity, scale) in zip(
+                    grid, (("accuracy", 100), ("loss", 1)), strict=True
+                ):
+                    lines = [x for x in run.of(kind) if x.get(quantity) is not None]
+                    y = pd.Series([scale * x[quantity] for x in lines], dtype=float)
                     if kind == "train":
-                        y = _smoothed(y, smooth)
+                        y = smoothed(y)
                     label = name if kind == "val" or not run.of("val") else None
-                    for axes, at in zip(panels, (x[:, 0], x[:, 1] / second), strict=True):
-                        _curve(axes, at, factor * y, kind, look, label)
+                    _curve(axes[0], [x["step"] for x in lines], y, kind, look, label)
+                    _curve(axes[1], [x["seconds"] / second for x in lines], y, kind, look, label)
     for axes in grid[0]:
         baselines = _baselines(cell for cell, _ in cells.values())
         for (name, value), dash in zip(baselines.items(), cycle(RULES), strict=False):
@@ -123,13 +172,18 @@ def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]], smooth: float 
     grid[0, 0].set_ylabel("accuracy (%)")
     grid[1, 0].set_ylabel("loss")
     grid[1, 0].set_xlabel("step")
-    grid[1, 1].set_xlabel(f"{_timed_on(cells) if timed else 'wall time'} ({unit})")
-    legend(figure, list(grid[0]), title="pale: training; strong, with markers: validation")
+    grid[1, 1].set_xlabel(f"wall time ({unit})")
+    f.legend(figure, list(grid[0]), title="pale: training; strong, with markers: validation")
     devices = ", ".join(dict.fromkeys(run.device for run in runs))
     several = any(len(cell.runs) > 1 for cell, _ in cells.values())
     seeds = "a line for each run" if several else "single runs"
     figure.suptitle(f"{title}; {devices}; {seeds}", fontsize=8)
     return figure
+
+
+def smoothed(y: pd.Series, share: float = 0.02) -> pd.Series:
+    """Return the mean over a window of `share` of the curve, which shrinks at both ends."""
+    return y.rolling(2 * int(share * len(y) / 2) + 1, center=True, min_periods=1).mean()
 
 
 def _baselines(cells: Iterable[Cell]) -> dict[str, float]:
@@ -138,48 +192,12 @@ def _baselines(cells: Iterable[Cell]) -> dict[str, float]:
     return {name: x for run in runs for name, x in run.baselines.items()}
 
 
-def _seconds_alone(cell: Cell) -> float | None:
-    """Return the time of a measured training step, alone on its device, or None."""
-    return next((ms / 1000 for (_, how), ms in cell.ms_by_place.items() if how == ALONE), None)
-
-
-def _timed_on(cells: dict[str, tuple[Cell, Style]]) -> str:
-    """Return where the steps were measured, which may not be the device of the runs."""
-    places = (place for cell, _ in cells.values() for place in cell.ms_by_place)
-    return "steps alone on " + ", ".join(dict.fromkeys(d for d, how in places if how == ALONE))
-
-
-def _series(
-    run: Run, kind: str, quantity: str, alone: float | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (step, seconds) and the quantity of the lines of a kind; alone: s of a step."""
-    lines = [line for line in run.of(kind) if line.get(quantity) is not None]
-    x = np.array([[line["step"], line["seconds"]] for line in lines], float).reshape(-1, 2)
-    if alone is not None:
-        x[:, 1] = alone * x[:, 0]
-    return x, np.array([line[quantity] for line in lines], float)
-
-
-def _smoothed(y: np.ndarray, share: float) -> np.ndarray:
-    """Return the mean over a window of `share` of the curve, which shrinks at both ends."""
-    half = int(share * len(y) / 2)
-    if not half:
-        return y
-    sums = np.cumsum([0.0, *y])
-    low = np.maximum(np.arange(len(y)) - half, 0)
-    high = np.minimum(np.arange(len(y)) + half + 1, len(y))
-    return (sums[high] - sums[low]) / (high - low)
-
-
-def _curve(
-    axes: Axes, x: np.ndarray, y: np.ndarray, kind: str, look: Style, label: str | None
-) -> None:
-    if not len(x):
-        return
-    options: dict[str, Any] = {"alpha": 0.35, "lw": 0.8}
-    if kind == "val":
-        options = {"marker": look.marker, "ms": 3, "markevery": max(1, len(x) // 8)}
-    axes.plot(x, y, color=look.color, ls=look.line, label=label, **options)
+def _curve(axes: Axes, x: Any, y: Any, kind: str, look: Style, label: str | None) -> None:
+    if len(x):
+        options: dict[str, Any] = {"alpha": 0.35, "lw": 0.8}
+        if kind == "val":
+            options = {"marker": look.marker, "ms": 3, "markevery": max(1, len(x) // 8)}
+        axes.plot(x, y, color=look.color, ls=look.line, label=label, **options)
 
 
 # ---- accuracy against speed
@@ -189,23 +207,20 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
     """Draw test accuracy against speed-up over the Transformer; open markers: cut short."""
     across = min(2, len(columns))
     down = -(-len(columns) // across)
-    size = (PAGE / 2 * across, 2.4 * down + 0.4)
+    size = (f.PAGE / 2 * across, 2.4 * down + 0.4)
     figure, grid = plt.subplots(down, across, figsize=size, squeeze=False)
     for axes in grid.flat[len(columns) :]:
         axes.set_visible(False)
-    rows = _rows(cells, columns)
+    rows = sorted_rows(row for row, column in cells if column in columns)
     styles, labels = row_styles(rows), row_labels(rows)
     for axes, column in zip(grid.flat, columns, strict=False):
         for row in rows:
-            point = _point(cells, row, column)
-            if point is None:
+            if (point := _point(cells, row, column)) is None:
                 continue
             cell, (x, y) = cells[row, column], point
-            spread = cell.spread
-            low = None if spread is None else [y - spread]
-            high = None if spread is None else [y + spread]
+            low, high = (None if cell.spread is None else [y + s * cell.spread] for s in (-1, 1))
             look: dict[str, Any] = {"low": low, "high": high, "line": False}
-            curve(axes, [x], [y], styles[row], labels[row], filled=cell.complete, **look)
+            f.curve(axes, [x], [y], styles[row], labels[row], filled=cell.complete, **look)
         axes.set_title(textwrap.fill(column.text, 36))
         axes.set_xscale("log", base=2)
         axes.margins(0.3, 0.15)
@@ -220,7 +235,7 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
         notes = ["single runs"]
     notes += ["open: cut short"] if not all(cell.complete for cell in drawn) else []
     figure.suptitle("; ".join(notes), fontsize=8)
-    legend(figure, list(grid.flat), most=len(rows))
+    f.legend(figure, list(grid.flat), most=len(rows))
     return figure
 
 

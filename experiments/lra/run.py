@@ -12,10 +12,9 @@ from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import SPLITS, Task
 from experiments.lra.weights import make_model, mask_of, origin, refuse_other_pairs, start_from
 from experiments.training import train as loop
-from experiments.training.context import share
 from experiments.training.data import DeviceSplit
 from experiments.training.device import DTYPES
-from experiments.training.distributed import Group, join
+from experiments.training.distributed import Group, join, share
 from experiments.training.evaluate import Evaluator, Objective
 from experiments.training.run_file import duration
 from experiments.training.state import CHECKPOINT

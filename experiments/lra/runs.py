@@ -9,16 +9,13 @@ import glob
 import gzip
 import json
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from experiments.common.files import read_json_lines, reading, unpack, write_whole
-from experiments.lra.settings import TrainOptions
-from experiments.training.run_file import JOURNAL, RUN, read, rounded
+from experiments.training.run_file import JOURNAL, RUN, last_lines, read, rounded
 
 POINTS = 200  # of a training curve in an archive
 PRETRAINED = "from another run"
@@ -39,6 +36,7 @@ class Run:
     def __init__(self, place: str, file: Mapping[str, Any], lines: Sequence[dict[str, Any]]):
         self.place, self.file, self.lines = place, file, lines
         self.settings: dict[str, Any] = file["settings"]
+        settings, attention = self.settings, self.settings["attention"]
         task, result, session = file["task"], file["result"] or {}, file["sessions"][-1]
         self.task: str = task["name"]
         self.source: str = task.get("source", "")  # official, generated, ..
@@ -46,24 +44,19 @@ class Run:
         # test accuracy of shortcuts
         self.baselines = {name: 100 * value for name, value in task.get("baselines", {}).items()}
         self.examples: tuple[int, ...] = tuple(task.get("examples") or ())  # train, val, test
-        own = self.settings.get("task") or {}
-        self.held_out = float(own.get("held_out") or 0.0)  # of train, as the validation split
-        attention = self.settings["attention"]
+        # of train, as the validation split
+        self.held_out = float((settings.get("task") or {}).get("held_out") or 0.0)
         self.attention: str = attention["name"]
         sparse = self.attention == "sparse"
         # the mask that the settings name, empty for the default; the one that the run had
-        mask = self.settings.get("mask") or attention.get("mask")
+        mask = settings.get("mask") or attention.get("mask")
         self.mask = str(mask) if mask and sparse else ""
         self.resolved_mask = (file["mask"] or self.mask) if sparse else ""
         self.density = 100 * file["density"] if sparse and file["density"] else None
-        # whether the mask was resolved after the run, from the code of its commit
-        self.reconstructed = bool(file.get("mask_reconstructed"))
-        self.seed = int(self.settings.get("seed", 0))
+        self.seed = int(settings.get("seed", 0))
         # whether the accuracy is of hidden tokens instead of the classes
-        self.pretraining = bool(self.settings.get("pretrain"))
+        self.pretraining = bool(settings.get("pretrain"))
         self.complete = bool(file["complete"])
-        self.planned_steps: int | None = self.settings.get("steps")
-        self.batch: int | None = self.settings.get("batch")
         self.steps = int(result.get("steps") or self._most("step"))
         self.seconds = float(result.get("seconds") or self._most("seconds"))
         self.accuracy = _percent(result.get("accuracy"))  # None if the run was not tested
@@ -74,20 +67,21 @@ class Run:
         # bool (n,): the test examples with the right answer, if the run kept them
         self.correct = unpack(result["correct"]) if result.get("correct") else None
         self.data: str = file["data"]  # a digest of all splits
-        self.processes: int = session["processes"]
         self.device: str = session["device"]
         self.date: str = result.get("date") or session["date"]
         commits = [session["versions"].get("commit") or "" for session in file["sessions"]]
         # whether a commit holds the code of each session of the run
         self.traced = all(commit and not commit.endswith("+changes") for commit in commits)
+        names = ("batch", "recipe", "scale", "precision")
+        work = {name: settings.get(name) for name in names} | {"length": self.length}
+        sizes = {k: v for k, v in (settings.get("model") or {}).items() if v is not None}
+        work |= {"model": sizes, "processes": session["processes"]}  # null is a default
+        # what runs must share for their times to be compared
+        self.workload = json.dumps(work, sort_keys=True, default=str)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """Return the lines of a kind (train, val, test) by step.
-
-        A resumed run may log a step again: the last line of a step counts.
-        """
-        last = {line["step"]: line for line in self.lines if line["kind"] == kind}
-        return [last[step] for step in sorted(last)]
+        """Return the lines of a kind (train, val, test) by step."""
+        return last_lines(self.lines, kind)
 
     def _most(self, name: str) -> float:
         return max((line.get(name) or 0 for line in self.lines), default=0)
@@ -96,8 +90,8 @@ class Run:
     def label(self) -> str:
         """How the run differs from the reference recipe, in words; empty for that recipe."""
         settings, task = self.settings, self.settings.get("task") or {}
-        words = [settings.get(key) for key in ("recipe", "scale")]
-        words += [task.get("order"), task.get("difficulty") and f"contour {task['difficulty']}"]
+        words = [settings.get("recipe"), settings.get("scale"), task.get("order")]
+        words.append(task.get("difficulty") and f"contour {task['difficulty']}")
         if strokes := task.get("strokes"):
             several = isinstance(strokes, list)
             words.append(
@@ -107,38 +101,6 @@ class Run:
         words += [settings.get("init_from") and PRETRAINED, settings.get("name")]
         return ", ".join(str(word) for word in words if word and word not in USUAL)
 
-    @property
-    def workload(self) -> str:
-        """What runs must share for their times to be compared."""
-        names = ("batch", "recipe", "scale", "precision")
-        model = (self.settings.get("model") or {}).items()
-        work = {name: self.settings.get(name) for name in names}
-        work |= {"model": {k: v for k, v in model if v is not None}}  # a default may be unknown
-        work |= {"length": self.length, "processes": self.processes}
-        return json.dumps(work, sort_keys=True, default=str)
-
-
-def changed(
-    settings: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the settings that differ from their defaults.
-
-    Older runs lack the settings that came after them, and null means the default.
-    """
-    defaults, found = _defaults() if defaults is None else defaults, {}
-    for name, value in settings.items():
-        default = defaults.get(name)
-        if isinstance(value, Mapping):
-            value = changed(value, default if isinstance(default, Mapping) else {})
-        if value not in (None, default):
-            found[name] = value
-    return found
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    return asdict(TrainOptions())
-
 
 def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
@@ -146,6 +108,8 @@ def _percent(value: float | None) -> float | None:
 
 def read_runs(places: str | Sequence[str]) -> list[Run]:
     """Return every run below the given folders, archives or globs, each once, in order.
+
+    A killed run may leave half a last line in its journal.
 
     Raises ValueError for a place that does not exist, and if no run is found at all.
     """
@@ -162,38 +126,26 @@ def read_runs(places: str | Sequence[str]) -> list[Run]:
     for path in sorted(found.values()):
         if path.is_file():
             with reading(path, "move it away", "is not an archive of runs"):
-                runs += [unpacked(row, f"{path}: ") for row in _rows(path)]
-        elif "source" in (run := read_run(path)).file["task"]:  # not a language model
-            runs.append(run)
+                runs += [
+                    unpacked(row, f"{path}: ") for row in read_json_lines(path, "move it away")
+                ]
+        elif "source" in (file := read(path) or {}).get("task", {}):  # not a language model
+            lines = read_json_lines(path / JOURNAL, "move it away", cut=True)
+            with reading(path, "move it away", "does not hold a run"):
+                runs.append(Run(str(path), file, lines))
     if not runs:
         raise ValueError(f"no run in {', '.join(places)}; {TRAIN_FIRST}")
     return runs
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return read_json_lines(path, "move it away")
-
-
 def _inside(root: Path) -> Iterator[Path]:
     """Yield the folders of runs, and the archives, below a folder."""
     yield from (path.parent for path in root.rglob(JOURNAL) if path.with_name(RUN).exists())
-    for pattern in ("*.jsonl", "*.jsonl.gz"):
-        for path in root.rglob(pattern):
-            if path.name != JOURNAL and "curves" in next(iter(_rows(path)), {}):  # no other rows
+    for path in (*root.rglob("*.jsonl"), *root.rglob("*.jsonl.gz")):
+        if path.name != JOURNAL:
+            first = next(iter(read_json_lines(path, "move it away")), {})
+            if "curves" in first:  # no other rows
                 yield path
-
-
-def read_run(folder: Path) -> Run:
-    """Return the run of a folder. A killed run may leave half a last line in its journal.
-
-    Raises ValueError for a file that is missing or cannot be read.
-    """
-    file, journal = read(folder), folder / JOURNAL
-    if file is None:
-        raise ValueError(f"no {RUN} in {folder}; {TRAIN_FIRST}")
-    lines = read_json_lines(journal, "move it away", cut=True) if journal.exists() else []
-    with reading(folder, "move it away", "does not hold a run"):
-        return Run(str(folder), file, lines)
 
 
 def unpacked(row: Mapping[str, Any], place: str = "") -> Run:
@@ -221,15 +173,10 @@ def write_archive(runs: Sequence[Run], path: Path) -> None:
 
 
 def _packed(run: Run) -> dict[str, Any]:
+    names = ["step", "seconds", *QUANTITIES, *([] if run.file["result"] else ["memory_mib"])]
     curves = {}
     for kind in ("train", "val", "test"):
         lines = _thinned(run.of(kind)) if kind == "train" else run.of(kind)
-        names = (
-            "step",
-            "seconds",
-            *QUANTITIES,
-            *(["memory_mib"] if not run.file["result"] else []),
-        )
         curves[kind] = {name: [line.get(name) for line in lines] for name in names}
     place = run.place.rpartition(": ")[2]  # an archive names its file before it
     return {"run": place, **run.file, "curves": curves}
@@ -240,8 +187,6 @@ def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     size = max(1, math.ceil(len(lines) / POINTS))
     found = []
     for group in (lines[i : i + size] for i in range(0, len(lines), size)):
-        found.append({name: group[-1].get(name) for name in ("step", "seconds", "memory_mib")})
-        for name in QUANTITIES:
-            values = [line[name] for line in group if line.get(name) is not None]
-            found[-1][name] = statistics.fmean(values) if values else None
+        values = {q: [x[q] for x in group if x.get(q) is not None] for q in QUANTITIES}
+        found.append(group[-1] | {q: fmean(x) if x else None for q, x in values.items()})
     return found

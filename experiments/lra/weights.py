@@ -19,6 +19,7 @@ from sparseflash.distributed import ContextParallel
 
 POSITIONS = "positions"  # the name of the position table
 AXES = ("axial.rows", "axial.columns")  # the names of axial positions
+REMEDY = "give the folder of a finished run"
 HEADS = ("head.", "lm_head.", "hidden_token")  # parameters that belong to one objective
 
 
@@ -61,6 +62,26 @@ def mask_digest(model: Classifier) -> str | None:
 def _blocks(mask: Any, model: Classifier, heads: int) -> BlockMask:
     mask = mask.mask if isinstance(mask, ContextParallel) else mask
     return mask if isinstance(mask, BlockMask) else mask.build(model.states, heads=heads)
+
+
+def load_model(folder: Path, settings: Settings, task: Task) -> tuple[Classifier, int]:
+    """Return the model of a run with its best weights, on the CPU, and their step.
+
+    Raises:
+        ValueError: there are no weights, the file is damaged, its shapes do not fit the model, or
+            the mask allows other pairs now.
+    """
+    found = checkpoint.weights_file(folder)
+    if found is None:
+        raise ValueError(f"run={folder}: no {checkpoint.WEIGHTS} there; {REMEDY}")
+    weights, step, about = checkpoint.load_weights(found, REMEDY)
+    model = make_model(settings, task)
+    checkpoint.refuse_shapes(
+        found, weights, model.state_dict(), f"run.json is of another model; {REMEDY}"
+    )
+    refuse_other_pairs(found, about, model)
+    model.load_state_dict(weights)
+    return model, step
 
 
 # ---- weights of another run
@@ -121,27 +142,24 @@ def start_from(
             f"init_from={folder}: {more[0]} is missing here; "
             "the model and the attention must be those of that run"
         )
-    fresh = []
+    fresh, other = [], fresh_head or there["pretrain"] != here["pretrain"]
     for name, parameter in model.state_dict(keep_vars=True).items():
-        found = weights.get(name)
+        found, in_head = weights.get(name), name.startswith(HEADS)
         if name == POSITIONS and found is not None and found.shape != parameter.shape:
             found = _upsampled(found, there, here, folder)
         elif name in AXES and found is not None:
             found = upsample_axis(found, len(parameter))
-        in_head = name.startswith(HEADS)
-        if in_head and (fresh_head or there["pretrain"] != here["pretrain"] or found is None):
+        fits = found is not None and found.shape == parameter.shape
+        if fits and not (in_head and other):
+            parameter.copy_(found)
+        elif in_head or name in buffers:
             fresh.append(name)
-        elif found is None or found.shape != parameter.shape:
-            if in_head or name in buffers:
-                fresh.append(name)
-                continue
-            shapes = f"{tuple(found.shape)} there" if found is not None else "missing there"
+        else:
+            shapes = "missing there" if found is None else f"{tuple(found.shape)} there"
             raise ValueError(
                 f"init_from={folder}: {name} is {tuple(parameter.shape)} here, {shapes}; "
                 "the model and the attention must be those of that run"
             )
-        else:
-            parameter.copy_(found)
     kept = f"fresh: {', '.join(fresh)}" if fresh else "all of them"
     return f"weights of step {step} of {path.parent} ({there['task']}; {kept})"
 
@@ -151,11 +169,6 @@ def _upsampled(table: Tensor, there: dict, here: dict, folder: str | Path) -> Te
         raise ValueError(
             f"init_from={folder}: that run has {len(table)} positions; only images can change them"
         )
-    from_grid, to_grid = tuple(there["grid"]), tuple(here["grid"])
-    return upsample_positions(
-        table,
-        from_grid,
-        to_grid,
-        from_order=pixel_order(from_grid, there["order"]),
-        to_order=pixel_order(to_grid, here["order"]),
-    )
+    grids = [tuple(side["grid"]) for side in (there, here)]
+    orders = [pixel_order(grid, x["order"]) for grid, x in zip(grids, (there, here), strict=True)]
+    return upsample_positions(table, *grids, from_order=orders[0], to_order=orders[1])

@@ -11,18 +11,16 @@ from typing import Any
 
 from experiments.common.config import check, option
 from experiments.common.program import program
-from experiments.pathfinder.draw import sheet
 from experiments.pathfinder.generate import make
+from experiments.pathfinder.look import measure, sheet, table
 from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import Spec, spec
-from experiments.pathfinder.statistics import Statistics, measure, table
 
 
 @dataclass
 class Options:
     size: Any = option(128, "32, 64, 128 (Path-X), 256; several for statistics", several=int)
     contour: Any = option(14, "paddles of long snakes: 6 (easy), 9, 14 (hard)", several=int)
-    documented: bool = option(False, "true: the documented number of distractors, not the measured")
     strokes: float | None = option(None, "another size, whose paddles and marks are drawn")
     margins: Any = option(None, "pixels around paddles; images draw one of several", several=int)
     distractors: int | None = option(None, "how many are wanted")
@@ -31,7 +29,6 @@ class Options:
     out: str | None = option(None, "folder to write pathfinder{size}/{level} in")
     statistics: bool = option(False, "true: print them beside those of the release")
     pictures: str | None = option(None, "folder to draw pathfinder-{size}.png in")
-    workers: int | None = option(None, "threads; null: one a core", least=1)
 
     def __post_init__(self) -> None:
         check(self)
@@ -42,13 +39,13 @@ class Options:
 @program("pathfinder", Options, "experiments.pathfinder")
 def main(options: Options, command: str) -> None:
     """Write, measure or draw the images of every size and contour."""
-    names = ("documented", "strokes", "margins", "distractors")
+    names = ("strokes", "margins", "distractors")
     look = {name: getattr(options, name) for name in names}
-    measured: dict[tuple[int, int], Statistics] = {}
+    measured: dict[tuple[int, int], dict[str, float]] = {}
     for each in [spec(size, c, **look) for size in options.size for c in options.contour]:
         if options.out is not None:
             where = Path(options.out)
-            print(write(where, each, options.seed, options.examples, options.workers))
+            print(write(where, each, options.seed, options.examples))
         if options.pictures is not None:
             level = "" if len(options.contour) == 1 else f"-{each.contour}"
             path = Path(options.pictures) / f"pathfinder-{each.size}{level}.png"
@@ -60,7 +57,7 @@ def main(options: Options, command: str) -> None:
         print(table(measured))
 
 
-def _timed(each: Spec, seed: int, n: int) -> Statistics:
+def _timed(each: Spec, seed: int, n: int) -> dict[str, float]:
     make(each, seed, 0, 1)  # tables and compilation
     start = time.process_time()
     images = make(each, seed, 0, n)

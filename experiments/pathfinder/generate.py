@@ -64,12 +64,12 @@ def redraw(images: Images, spec: Spec, kept: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def headings(images: Images, spec: Spec) -> np.ndarray:
-    """Return the angle (n, paddles) from the start of each paddle to its other end.
+def ends(images: Images, spec: Spec) -> np.ndarray:
+    """Return row and column of both ends of every paddle, (n, paddles, 2, 2), as they are drawn.
 
-    In radians, from the columns towards the rows.
+    The start of the patch comes first. The other end lies on half a pixel.
     """
-    found = np.zeros(images.placed.shape[:2])
+    angle = np.zeros(images.placed.shape[:2])  # from the columns towards the rows
     for which, margin in enumerate(spec.margins):
         ring, own = tables(spec, margin).ring, images.info[:, MARGIN] == which
         direction = images.placed[own, :, 1]
@@ -77,16 +77,8 @@ def headings(images: Images, spec: Spec) -> np.ndarray:
         degrees = (direction - len(ring) - 180) * (np.pi / 180)
         # a grown paddle points back from its head
         grown = np.arctan2(-at[..., 0], -at[..., 1])
-        found[own] = np.where(direction < len(ring), grown, degrees)
-    return found
-
-
-def ends(images: Images, spec: Spec) -> np.ndarray:
-    """Return row and column of both ends of every paddle, (n, paddles, 2, 2), as they are drawn.
-
-    The start of the patch comes first. The other end lies on half a pixel.
-    """
-    angle, start = headings(images, spec), images.placed[:, :, 2:]
+        angle[own] = np.where(direction < len(ring), grown, degrees)
+    start = images.placed[:, :, 2:]
     way = ANTIALIAS * spec.length * np.stack([np.sin(angle), np.cos(angle)], -1)
     return np.stack([start, start + np.ceil(way - 1e-9) / ANTIALIAS], 2)
 
@@ -102,7 +94,6 @@ def on_disk(
     first: int,
     n: int,
     cache_dir: Path,
-    workers: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return images first .. first + n - 1 of a seed and their labels, kept in `cache_dir`.
 
@@ -110,7 +101,6 @@ def on_disk(
     once. An interrupted call (Ctrl-C, kill) continues where it stopped.
 
     specs: of one size. Images take several in turn.
-    workers: threads. None: one for each core.
     """
     check_seed(seed)
     one, count = specs[0], len(specs)
@@ -128,4 +118,4 @@ def on_disk(
         return np.concatenate(labels)
 
     what = f"Pathfinder-{one.size}, contour {one.contour}"
-    return filled(path, (n, one.size, one.size), run, workers=workers, what=what)
+    return filled(path, (n, one.size, one.size), run, what=what)

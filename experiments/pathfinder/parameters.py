@@ -1,8 +1,7 @@
 """Parameters of the four Pathfinder releases of the Long Range Arena.
 
 The documented values are from google-research/long-range-arena, lra_benchmarks/data/pathfinder.py.
-The released images differ from them in the number of distractors. `spec` returns the number that
-they show, unless documented=True.
+The released images have another number of distractors, and `spec` returns the one that they show.
 """
 
 from collections.abc import Sequence
@@ -51,28 +50,23 @@ _GEOMETRY: dict[int, tuple[int, float, tuple[int, ...], float, int, float, int, 
     128: (5, 1.5, (2, 3), 3.0, 20, 1.8, 1, 1.0),
     256: (5, 2.0, (3,), 5.0, 27, 1.8, 22, 1.0),
 }
-# Distractors: the documented number of their paddles, and how many were wanted at each contour. The
-# release has the number of contour 6 at all contours, as its statistics at size 32 and its images
-# of contour 14 at 64 and 128 show. An image of contour 14 at 256 shows that contour's own number.
-_DOCUMENTED = {32: 20, 64: 22, 128: 35, 256: 30}
-_MEASURED = {
+# How many distractors were wanted at each contour. The release has the documented number of contour
+# 6 at all contours, as its statistics at size 32 and its images of contour 14 at 64 and 128 show.
+# An image of contour 14 at 256 shows that contour's own number.
+_DISTRACTORS = {
     32: {6: 10, 9: 10, 14: 10},
     64: {6: 11, 9: 11, 14: 11},
     128: {6: 17, 9: 17, 14: 17},
     256: {6: 15, 9: 10, 14: 7},
 }
 SIZES = tuple(_GEOMETRY)
-STROKES = {  # the parts of strokes, and their fields
-    "thickness": ("thickness",),
-    "marks": ("marker_radius",),
-}
+STROKES = ("thickness", "marker_radius")  # the fields of strokes
 
 
 def spec(
     size: int,
     contour: int = 14,
     *,
-    documented: bool = False,
     strokes: float | None = None,
     margins: int | Sequence[int] | None = None,
     distractors: int | None = None,
@@ -94,8 +88,7 @@ def spec(
         raise ValueError(
             f"contour={contour}: choose from {', '.join(map(str, LEVELS))} (easy to hard)"
         )
-    count = _DOCUMENTED[size] // (contour // 3) if documented else _MEASURED[size][contour]
-    own = Spec(size, contour, *_GEOMETRY[size], count)
+    own = Spec(size, contour, *_GEOMETRY[size], _DISTRACTORS[size][contour])
     if margins is not None:
         given, most = as_list(margins), max(own.margins)
         for margin in given or [margins]:
@@ -108,9 +101,8 @@ def spec(
     if strokes is None:
         return own
     below, above, share = _between(size, strokes)
-    low, high = (spec(each, contour, documented=documented) for each in (below, above))
-    names = [name for fields in STROKES.values() for name in fields]
-    values = {n: (1 - share) * getattr(low, n) + share * getattr(high, n) for n in names}
+    low, high = (spec(each, contour) for each in (below, above))
+    values = {n: (1 - share) * getattr(low, n) + share * getattr(high, n) for n in STROKES}
     return replace(own, **values)
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from experiments.common import figures as f
 from experiments.common.tables import MISSING, markdown
 from experiments.lra.cells import Cell, Cells, Column, make_cells, sorted_rows
-from experiments.lra.figures import row_labels, row_styles
+from experiments.lra.curves import row_labels, row_styles
 from experiments.lra.runs import Run, read_runs, unpacked, write_archive
 from experiments.lra.table import accuracy_text, baseline_lines, density_lines
 from experiments.studies import runner

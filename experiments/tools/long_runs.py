@@ -55,7 +55,7 @@ def write_export(
                     if not done and not (run.settings.folder / CHECKPOINT).exists():
                         continue  # it starts from nothing elsewhere too
                     for file in sorted(run.settings.folder.glob("*.*")):
-                        if file.name not in without and "tfevents" not in file.name:
+                        if file.name not in without:
                             tar.add(file, f"{RUNS}/{_place(run)}/{file.name}")
                 if compiled.exists():
                     tar.add(compiled, COMPILED)

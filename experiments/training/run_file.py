@@ -40,7 +40,7 @@ its folder) and `curves` ({kind: {"step": [...], "loss": [...], ...}}, the lines
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,12 +88,14 @@ def write(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def read_journal(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the lines of a kind in the journal, by step. A step that was taken twice counts once.
-
-    A killed run may leave half a last line.
-    """
+    """Return the lines of a kind in the journal, by step."""
     path = folder / JOURNAL
     lines = read_json_lines(path, "move it away", cut=True) if path.exists() else []
+    return last_lines(lines, kind)
+
+
+def last_lines(lines: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the lines of a kind by step. Of a step that was taken twice the last line counts."""
     found = {line["step"]: line for line in lines if line["kind"] == kind}
     return [found[step] for step in sorted(found)]
 
@@ -155,23 +157,16 @@ def duration(seconds: float) -> str:
 
 
 class Log:
-    """journal.jsonl, and the TensorBoard events of a session. Silent in processes that do not lead.
+    """journal.jsonl of a session. Silent in processes that do not lead.
 
-    Args:
-        kept: bytes of the journal to keep from earlier sessions. The rest is about steps that are
-            taken again.
-        step: the step at which the session starts.
-        tensorboard: whether to write events; None: if it is installed.
+    kept: bytes of the journal to keep from earlier sessions. The rest is about steps that are taken
+        again.
     """
 
-    def __init__(
-        self, folder: Path, kept: int, step: int, tensorboard: bool | None, leads: bool = True
-    ):
-        self._events = self._file = None
+    def __init__(self, folder: Path, kept: int, leads: bool = True):
+        self._file = None
         if not leads:
             return
-        if tensorboard is not False:
-            self._events = _event_writer(folder, step, bool(tensorboard))
         path = folder / JOURNAL
         path.touch()
         if path.stat().st_size < kept:
@@ -186,10 +181,6 @@ class Log:
         if self._file is not None:
             line = json.dumps({"kind": kind, "step": step} | rounded(values))
             self._file.write(line.encode() + b"\n")
-        if self._events is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> int:
         """Flush the journal to the disk; return its size in bytes."""
@@ -199,18 +190,5 @@ class Log:
         return self._file.tell()
 
     def close(self) -> None:
-        for file in (self._file, self._events):
-            if file is not None:
-                file.close()
-
-
-def _event_writer(folder: Path, step: int, wanted: bool) -> Any:
-    try:
-        from torch.utils.tensorboard.writer import SummaryWriter
-    except ImportError:
-        if wanted:
-            raise ValueError(
-                "tensorboard=true, but it is not installed: pip install tensorboard"
-            ) from None
-        return None
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        if self._file is not None:
+            self._file.close()

@@ -55,9 +55,6 @@ class Training:
     deterministic: bool = option(
         False, "true: the same bits from run to run, with slower kernels", free=True
     )
-    tensorboard: bool | None = option(
-        None, "also write TensorBoard events; null: if it is installed", free=True
-    )
 
     runs: str = option("runs/train", "folder of all runs", free=True)
     name: str | None = option(None, "part of the folder, for runs that differ in other settings")

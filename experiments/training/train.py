@@ -30,34 +30,23 @@ AGAIN = "the same command continues from there"
 
 
 class Work(Protocol):
-    """What is trained on which data, and how it is evaluated. It is made once the data are needed.
+    """What is trained on which data, and how it is evaluated."""
 
-    Attributes:
-        objective: what a step minimises.
-        data: a digest of the data.
-        source: of the data, for errors and the terminal.
-        task: of `run_file`.
-        unit: what a batch has, such as "examples of 128 tokens".
-        tokens: of a step, of all processes together.
-        pause: least seconds between checkpoints if checkpoint_every is not given.
-        save_every: steps, at which a checkpoint is considered.
-        scored: whether the objective counts right answers.
-    """
-
-    objective: Objective
-    data: str
-    source: str
-    task: dict[str, Any]
-    unit: str
-    tokens: int
-    save_every: int
-    pause: ClassVar[float]
-    scored: ClassVar[bool]
+    pause: ClassVar[float]  # least seconds between checkpoints without checkpoint_every
+    scored: ClassVar[bool]  # whether the objective counts right answers
+    objective: Objective  # what a step minimises
+    data: str  # a digest
+    source: str  # of the data, for errors and the terminal
+    task: dict[str, Any]  # of `run_file`
+    unit: str  # what a batch has, such as "examples of 128 tokens"
+    tokens: int  # of a step, of all processes together
+    save_every: int  # steps, at which a checkpoint is considered
 
     def __init__(self, settings: Any, group: Group): ...
 
-    # a model on the CPU, and where its weights come from; old: a checkpoint
-    def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]: ...
+    def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]:
+        """Return a model on the CPU, and where its weights come from; old: a checkpoint."""
+        ...
 
     def about(self) -> dict[str, Any]: ...  # what weights have to say of their run
 
@@ -69,14 +58,15 @@ class Work(Protocol):
 
     def validate(self, last: bool) -> dict[str, float]: ...  # loss, perhaps accuracy
 
-    # what the best weights have most of; None: the last weights are the best
-    def score(self, found: dict[str, float]) -> float | None: ...
+    def score(self, found: dict[str, float]) -> float | None:
+        """Return what the best weights have most of; None: the last weights are the best."""
+        ...
 
-    # whether the run may end before its last step
-    def good_enough(self, found: dict[str, float] | None) -> bool: ...
+    def good_enough(self, found: dict[str, float] | None) -> bool: ...  # may it end early?
 
-    # what `result` of `run_file` has of the model, which now has its best weights
-    def test(self, validated: dict[str, float] | None) -> dict[str, Any]: ...
+    def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
+        """Return `result` of `run_file` of the model, which now has its best weights."""
+        ...
 
     @staticmethod
     def summary(run: dict[str, Any]) -> str: ...  # a run that was tested, in a line
@@ -145,10 +135,9 @@ class Session:
         self.saved = self.clock.seconds if old is None else old["seconds"]
         work.prepare(self.trainer)
         kept = 0 if old is None else old["journal"]
-        step = self.trainer.step
-        self.log = run_file.Log(self.folder, kept, step, settings.tensorboard, group.leads)
+        self.log = run_file.Log(self.folder, kept, group.leads)
         try:
-            self._start(f"step {step}, where it was" if old else started)
+            self._start(f"step {self.trainer.step}, where it was" if old else started)
             with self.stop:
                 return self._finish(self._steps())
         finally:

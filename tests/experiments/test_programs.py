@@ -31,7 +31,6 @@ plot rows=none.jsonl
 plot rows=.
 pathfinder.__main__ statistics=true size=33
 pathfinder.__main__ statistics=true examples=0
-pathfinder.__main__ statistics=true workers=x
 lm.__main__ data=none
 lm.generate prompt=a run=none
 lm.generate run=none prompt=a temperature=-1

@@ -80,8 +80,12 @@ def sinusoids(length: int, dim: int) -> Tensor:
     return table
 
 
-class _RowsAndColumns(nn.Module):
-    """A position in a grid is that of its row plus that of its column.
+class AxialPositions(nn.Module):
+    """A position in a grid is that of its row plus that of its column, from learned tables.
+
+    They start as sinusoids, of the row in the first half of the features and of the column in the
+    second, with the deviation that other embeddings start with. So places that are near each other
+    look alike from the start, and every image trains every entry.
 
     grid: (rows, columns); order: the row-major pixel of each token; row-major order where None;
     std: of positions at first.
@@ -104,12 +108,13 @@ class _RowsAndColumns(nn.Module):
         self.make(grid, dim, std)
 
     def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
-        """Make the parameters."""
-        raise NotImplementedError
+        half = dim // 2
+        self.rows = nn.Parameter(F.pad(_waves(grid[0], half, std), (0, dim - half)))
+        self.columns = nn.Parameter(F.pad(_waves(grid[1], dim - half, std), (half, 0)))
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """(rows, dim) and (columns, dim)."""
-        raise NotImplementedError
+        return self.rows, self.columns
 
     def forward(self) -> Tensor:
         """float32 (rows * columns, dim), in the order of the tokens."""
@@ -117,25 +122,8 @@ class _RowsAndColumns(nn.Module):
         return rows[self.row] + columns[self.column]
 
 
-class AxialPositions(_RowsAndColumns):
-    """Rows and columns have learned tables.
-
-    They start as sinusoids, of the row in the first half of the features and of the column in the
-    second, with the deviation that other embeddings start with. So places that are near each other
-    look alike from the start, and every image trains every entry.
-    """
-
-    def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
-        half = dim // 2
-        self.rows = nn.Parameter(F.pad(_waves(grid[0], half, std), (0, dim - half)))
-        self.columns = nn.Parameter(F.pad(_waves(grid[1], dim - half, std), (half, 0)))
-
-    def tables(self) -> tuple[Tensor, Tensor]:
-        return self.rows, self.columns
-
-
-class WavePositions(_RowsAndColumns):
-    """Rows and columns are learned linear maps of waves.
+class WavePositions(AxialPositions):
+    """The same, but rows and columns are learned linear maps of waves.
 
     Half of the waves have lengths in pixels, 4 to 32, and half in sides of the image, 1/4 to 4. So
     the weights suit images of every size: neighbours stay neighbours, and a corner a corner.
@@ -177,8 +165,6 @@ class AxialRotary(nn.Module):
         before: int = 0,
     ):
         super().__init__()
-        if head_dim % 4:
-            raise ValueError(f"head_dim is {head_dim}; rotary takes a multiple of 4")
         pixel = torch.tensor(_order(order, grid[0] * grid[1]))
         lengths = 4.0 * torch.logspace(0, 1, head_dim // 4, base=512 / 4)
         angle = [2 * torch.pi * at[:, None] / lengths for at in (pixel // grid[1], pixel % grid[1])]

@@ -12,19 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common.files import read_arrays, read_bytes, reading
-from experiments.lra.tasks.task import (
-    SPLITS,
-    Arrays,
-    Split,
-    Task,
-    best_constant,
-    cached,
-    find,
-    fingerprint,
-    missing,
-    pixel_order,
-    source,
-)
+from experiments.lra.tasks import task
 
 GRID = (32, 32)
 CLASSES = 10
@@ -41,57 +29,50 @@ LEAST = 10  # train images, of which a tenth is val
 
 def load(
     data_dir: Path, *, cache_dir: Path, seed: int = 0, order: str = "row", limit: int | None = None
-) -> Task:
+) -> task.Task:
     """Return the Image task, from `cifar-10-batches-py` or `cifar10_gray.npz[.xz]`.
 
     Args:
         order: of the pixels: row, hilbert, morton or tiles:SIZE.
         limit: the first examples of each split only.
     """
-    places = pixel_order(GRID, order)
+    places = task.pixel_order(GRID, order)
     data = _images(data_dir, cache_dir)
-    x, y = data["x_train"], data["y_train"]
-    cut = len(x) * 9 // 10
-    parts = {
-        "train": (x[:cut], y[:cut]),
-        "val": (x[cut:], y[cut:]),
-        "test": (data["x_test"], data["y_test"]),
-    }
+    train = data["x_train"], data["y_train"]
+    cut = len(train[0]) * 9 // 10
+    parts = {"train": [x[:cut] for x in train], "val": [x[cut:] for x in train]}
+    parts["test"] = [data["x_test"], data["y_test"]]
     splits = {}
-    for name in SPLITS:
-        images, labels = (array[:limit] for array in parts[name])
+    for name, arrays in parts.items():
+        images, labels = (array[:limit] for array in arrays)
         tokens = images.reshape(len(images), -1)
-        splits[name] = Split(tokens if order == "row" else tokens[:, places], labels)
-    return Task(
+        splits[name] = task.Split(tokens if order == "row" else tokens[:, places], labels)
+    return task.Task(
         name="image",
-        source=source("CIFAR-10 (gray)", splits, SIZES),
+        source=task.source("CIFAR-10 (gray)", splits, SIZES),
         classes=CLASSES,
         vocab=256,
         splits=splits,
         grid=GRID,
-        baselines={"majority": best_constant(splits["train"], splits["test"])},
     )
 
 
-def _images(data_dir: Path, cache_dir: Path) -> Arrays:
+def _images(data_dir: Path, cache_dir: Path) -> task.Arrays:
     """Return x_train, y_train, x_test, y_test."""
-    path = next((path for name in (FOLDER, *ARRAYS) if (path := find(data_dir, name))), None)
-    if path is None:
-        fetch = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-        stand_in = f"{ARRAYS[0]}: gray images in {NAMES}"
-        raise missing(data_dir, FOLDER, fetch=fetch, stand_in=stand_in)
-    if path.is_file():
-        read = partial(_read_arrays, path)
-        return cached(cache_dir, "image", {"files": fingerprint([path])}, read)
-    halves = {half: [path / name for name in names] for half, names in BATCHES.items()}
-    files = [*halves["train"], *halves["test"]]
+    fetch = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+    stand_in = f"{ARRAYS[0]}: gray images in {NAMES}"
+    path = task.require(data_dir, (FOLDER, *ARRAYS), fetch=fetch, stand_in=stand_in)
+    files, read = [path], partial(_read_arrays, path)
+    if path.is_dir():
+        halves = {half: [path / name for name in names] for half, names in BATCHES.items()}
+        files, read = [*halves["train"], *halves["test"]], partial(_read_batches, halves)
     for file in files:
         if not file.is_file():
             raise ValueError(f"no {file.name} in {file.parent}: unpack {path.name} again")
-    return cached(cache_dir, "image", {"files": fingerprint(files)}, lambda: _read_batches(halves))
+    return task.cached(cache_dir, "image", {"files": task.fingerprint(files)}, read)
 
 
-def _read_batches(halves: Mapping[str, Sequence[Path]]) -> Arrays:
+def _read_batches(halves: Mapping[str, Sequence[Path]]) -> task.Arrays:
     data = {}
     for half, files in halves.items():
         batches = [_read_pickled(file) for file in files]
@@ -131,7 +112,7 @@ def gray(images: np.ndarray) -> np.ndarray:
     return (levels * np.float32(255.5)).astype(np.uint8)
 
 
-def _read_arrays(path: Path) -> Arrays:
+def _read_arrays(path: Path) -> task.Arrays:
     """Return the four arrays of an npz file, checked."""
     arrays = read_arrays(path, f"give {NAMES}")
     if missing := [name for name in NAMES.split(", ") if name not in arrays]:

@@ -21,7 +21,6 @@ from experiments.lra.tasks import task
 FOLDER = "listops-1000"
 SIZES = (96_000, 2_000, 2_000)
 HEADER = b"Source\tTarget"
-BATCH = 1000  # rows evaluated at a time
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = (*"0123456789", *OPERATORS, "]")  # ids 1 to 15; 0 pads
 DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first id of each kind
@@ -43,7 +42,6 @@ def load(
     examples: Iterable[int] = SIZES,
     max_length: int = 2000,
     limit: int | None = None,
-    workers: int | None = None,
 ) -> task.Task:
     """Return the ListOps task, read from `listops-1000`, or generated.
 
@@ -52,46 +50,35 @@ def load(
         examples: how many are drawn for train, val and test. Expression i depends on `seed` alone.
         max_length: tokens kept of an expression; the padded length is the next power of two.
         limit: the first examples of each split only.
-        workers: processes that draw; None: one a core.
     """
-    length = task.padded_length(max_length)
+    task.padded_length(max_length)  # refuses what is no length
     if generate:
-        arrays = _generated(task.split_sizes(examples), seed, cache_dir, workers)
+        arrays = _generated(task.split_sizes(examples), seed, cache_dir)
     else:
         stand_in = "task.generate=true, which draws expressions of the same distribution"
         names = {split: f"basic_{split}.tsv" for split in task.SPLITS}
         paths = task.release_files(data_dir, FOLDER, names, stand_in)
         arrays = task.cached_files(cache_dir, "listops", paths, read)
-    splits = {
-        name: task.padded_split(arrays, name, max_length, length, limit) for name in task.SPLITS
-    }
-    train, test = splits["train"], splits["test"]
+    splits = task.padded_splits(arrays, max_length, limit, as_bytes=False)
+    roots = splits["train"].tokens[:, 0], splits["test"].tokens[:, 0]
     return task.Task(
         name="listops",
         source=task.source("generated" if generate else "official", splits, SIZES),
         classes=10,
         vocab=1 + len(TOKENS),
         splits=splits,
-        baselines={
-            "majority": task.best_constant(train, test),
-            "root operator": task.best_constant(
-                train, test, (train.tokens[:, 0], test.tokens[:, 0])
-            ),
-        },
+        baselines={"root operator": task.best_constant(splits["train"], splits["test"], roots)},
     )
 
 
-def _generated(
-    sizes: tuple[int, int, int], seed: int, cache_dir: Path, workers: int | None
-) -> task.Arrays:
+def _generated(sizes: tuple[int, int, int], seed: int, cache_dir: Path) -> task.Arrays:
     def make() -> task.Arrays:
-        (flat, lengths), labels = generate(sum(sizes), seed, workers)
-        arrays, start, first = {}, 0, 0
+        (flat, lengths), labels = generate(sum(sizes), seed)
+        texts = [tree.tobytes() for tree in np.split(flat, np.cumsum(lengths)[:-1])]
+        arrays, end = {}, 0
         for name, size in zip(task.SPLITS, sizes, strict=True):
-            own = slice(start, start + size)
-            last = first + int(lengths[own].sum())
-            arrays |= task.named(name, flat[first:last], lengths[own], labels[own])
-            start, first = start + size, last
+            start, end = end, end + size
+            arrays |= task.named(name, texts[start:end], labels[start:end])
         return arrays
 
     return task.cached(cache_dir, "listops-generated", {"examples": sizes, "seed": seed}, make)
@@ -107,57 +94,32 @@ BYTES = {ord(SHORT.get(token, token)): i for token, i in IDS.items()}
 TABLE = bytes(BYTES.get(byte, 255) for byte in range(256))
 
 
-def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the ids of a TSV file's expressions, end to end, their lengths and checked labels.
+def read(path: Path) -> tuple[list[bytes], list[int]]:
+    """Return the ids of a TSV file's expressions, and their labels.
 
     Raises:
-        ValueError: a row is not an expression and its value. Names the file and the line.
+        ValueError: a row has no expression or no digit. Names the file and the line.
     """
-    flats, labels = [], []
+    texts, labels = [], []
     lines = read_lines(path, task.AGAIN)
     if next(lines, (1, b""))[1].strip() != HEADER:
         raise ValueError(f"{path}, line 1: not the header Source, Target, with a tab between")
     for number, line in progress(lines, None, f"reading {path.name}"):
         text, _, target = line.partition(b"\t")
-        known, short = not any(byte in text for byte in SHORT.values()), text
         for name, byte in SHORT.items():
-            short = short.replace(name, byte)
-        ids = short.translate(TABLE, b"() ")
-        apart = not short[1::2].strip(b" ")  # tokens are one blank apart
-        if not (known and apart and ids and b"\xff" not in ids and re.fullmatch(rb"\d", target)):
-            shown = line[:60].decode("utf-8", "replace")
-            tokens = f"( ) {' '.join(TOKENS)}"
+            text = text.replace(name, byte)
+        ids = text.translate(TABLE, b"() ")
+        if not ids or b"\xff" in ids or not re.fullmatch(rb"\d", target):
+            shown, tokens = line[:60].decode("utf-8", "replace"), f"( ) {' '.join(TOKENS)}"
             raise ValueError(
-                f"{path}, line {number}: {shown!r} is not an expression of {tokens}, one blank "
-                "apart, then a tab and a digit"
+                f"{path}, line {number}: {shown!r} is not an expression of {tokens}, then a tab "
+                "and a digit"
             )
-        flats.append(ids)
+        texts.append(ids)
         labels.append(int(target))
     if not labels:
         raise ValueError(f"{path} has no rows")
-    for start in range(0, len(labels), BATCH):
-        _check(path, start, flats[start : start + BATCH], labels[start : start + BATCH])
-    lengths = np.array([len(flat) for flat in flats], np.int32)
-    return np.frombuffer(b"".join(flats), np.uint8), lengths, np.array(labels, np.int64)
-
-
-def _check(path: Path, start: int, flats: list[bytes], labels: list[int]) -> None:
-    """Raise ValueError for the first row whose label is not its value."""
-    lengths = np.array([len(flat) for flat in flats])
-    try:
-        values = evaluate(np.frombuffer(b"".join(flats), np.uint8), lengths)
-    except BadTree as error:
-        line = start + error.index + 2
-        raise ValueError(
-            f"{path}, line {line}: the brackets do not make one expression, "
-            "or an operator has nothing to work on"
-        ) from error
-    wrong = np.flatnonzero(values != labels)
-    if len(wrong):
-        i = int(wrong[0])
-        raise ValueError(
-            f"{path}, line {start + i + 2}: the label is {labels[i]}, but the value is {values[i]}"
-        )
+    return texts, labels
 
 
 # ---- trees
@@ -219,7 +181,7 @@ def _draw(seed: int, index: int, stream: int, n: int = 1) -> tuple[Trees, np.nda
         sizes.append(lengths[:keep])
         found += keep
     trees = np.concatenate(flats), np.concatenate(sizes)
-    return trees, evaluate(*trees)
+    return trees, evaluate(trees[0])
 
 
 def draw_trees(rng: np.random.Generator, attempts: int) -> Trees:
@@ -276,18 +238,9 @@ def depth_of(flat: np.ndarray) -> np.ndarray:
     return np.cumsum(step) + (flat == CLOSE)
 
 
-def evaluate(flat: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the value of each expression, int64 (n,).
-
-    Raises:
-        BadTree: something is not an expression; has the number of the first one.
-    """
-    depth, n = depth_of(flat), len(lengths)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    row = np.repeat(np.arange(n), lengths)
-    last = np.zeros(len(flat), bool)
-    last[ends - 1] = True
-    _refuse(row, (depth < 1) | (last != ((depth == 1) & (flat == CLOSE))))
+def evaluate(flat: np.ndarray) -> np.ndarray:
+    """Return the values of expressions that lie end to end, int64 (n,)."""
+    depth = depth_of(flat)
     value = flat.astype(np.int16) - DIGIT
     inner = (flat >= OPERATOR) & (flat < CLOSE)
     owner = np.where(flat == CLOSE, 0, depth - inner)  # the depth at which a node is an argument
@@ -300,7 +253,6 @@ def evaluate(flat: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         ends = closes[depth[closes] == level]
         first = np.searchsorted(nodes[level], operators)
         count = np.searchsorted(nodes[level], ends) - first
-        _refuse(row[operators], count < 1)
         value[operators] = _apply(flat[operators], value[nodes[level]], first, count)
     return value[inner & (depth == 1)].astype(np.int64)
 
@@ -316,16 +268,3 @@ def _apply(operator: np.ndarray, values: np.ndarray, first: np.ndarray, count: n
         np.add.reduceat(values, first) % 10,
     ]
     return np.choose(operator - OPERATOR, results)
-
-
-class BadTree(ValueError):
-    """Expression number `index` has no value."""
-
-    def __init__(self, index: int):
-        super().__init__(f"expression {index} is not one operator with all it holds")
-        self.index = index
-
-
-def _refuse(row: np.ndarray, bad: np.ndarray) -> None:
-    if bad.any():
-        raise BadTree(int(row[bad].min()))

@@ -5,7 +5,6 @@ generates images of the same distribution (experiments.pathfinder). In both case
 the pixels as plain arrays, which are mapped into memory.
 """
 
-import hashlib
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -44,13 +43,11 @@ def load(
     generate: bool = False,
     examples: Sequence[int] = SIZES,
     difficulty: int = 14,
-    documented: bool = False,
     strokes: float | list[float] | None = None,
     margins: int | list[int] | None = None,
     distractors: int | None = None,
     order: str = "row",
     limit: int | None = None,
-    workers: int | None = None,
 ) -> task.Task:
     """Return the Pathfinder task of one size; the pixels are the tokens.
 
@@ -59,13 +56,11 @@ def load(
         generate: make `examples` (train, val, test) images instead of reading the release. An image
             depends only on the seed, its split and its number.
         difficulty: contour length 6, 9 or 14, the release's easy, intermediate and hard levels.
-        documented: generate with the documented distractors, not the measured ones.
         strokes: generate with the strokes and marks of another size (`parameters.spec`). Images
             take those of a list in turn.
         margins, distractors: generate with other gaps and another number (`parameters.spec`).
         order: of the pixels, see `pixel_order`.
         limit: the first images of each split only; others are neither read nor made.
-        workers: threads; None: one a core.
 
     Raises:
         ValueError: data are missing or broken; names the file, the line and the remedy.
@@ -77,7 +72,6 @@ def load(
     kinds = strokes if isinstance(strokes, list) else [strokes]
     if not kinds:
         raise ValueError("strokes=[]: give at least one, or null")
-    drawn["documented"] = documented
     looks: list[dict[str, Any]] = [drawn | {"strokes": kind} for kind in kinds]
     specs = [spec(size, difficulty, **look) for look in looks]
     pixel = task.pixel_order((size, size), order)
@@ -86,9 +80,9 @@ def load(
         arrays = {}
         for i, (name, n) in enumerate(zip(task.SPLITS, task.split_sizes(examples), strict=True)):
             n = n if limit is None else min(n, limit)
-            arrays[name] = on_disk(specs, seed, i * STREAM, n, cache, workers)
+            arrays[name] = on_disk(specs, seed, i * STREAM, n, cache)
     else:
-        arrays = _release(size, difficulty, Path(data_dir), cache, limit, workers)
+        arrays = _release(size, difficulty, Path(data_dir), cache, limit)
     splits = {}
     for name, (images, labels) in arrays.items():
         tokens = images.reshape(len(images), -1)
@@ -103,7 +97,6 @@ def load(
         vocab=256,
         splits=splits,
         grid=(size, size),
-        baselines={"majority": task.best_constant(splits["train"], splits["test"])},
     )
 
 
@@ -111,19 +104,17 @@ def load(
 
 
 def _release(
-    size: int, difficulty: int, data_dir: Path, cache: Path, limit: int | None, workers: int | None
+    size: int, difficulty: int, data_dir: Path, cache: Path, limit: int | None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    root = task.require(
-        data_dir,
-        f"pathfinder{size}",
-        fetch="lra_release.gz of github.com/google-research/long-range-arena",
-        stand_in="task.generate=true",
-    )
+    """Return the images and labels of each split, in the order of the release, 80 : 10 : 10.
+
+    They are cached by their metadata, and the sizes and times of the images.
+    """
+    name, stand_in = f"pathfinder{size}", "task.generate=true"
+    root = task.require(data_dir, name, fetch=task.RELEASE, stand_in=stand_in)
     level = root / LEVELS[difficulty]
-    files = _metadata_files(level)
-    whole = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     entries: dict[str, int] = {}
-    for file in files:
+    for file in _metadata_files(level):
         for image, label in read_metadata(file):
             if image in entries:
                 raise ValueError(f"{file}: {image} is listed twice: delete one of its lines")
@@ -138,34 +129,16 @@ def _release(
     arrays = {}
     for name, first, end in zip(task.SPLITS, ends, ends[1:], strict=False):
         part = list(entries.items())[first:end][:limit]
-        path = _cache_path(cache, level, name, [level / image for image, _ in part], whole)
+        try:
+            images = task.fingerprint([level / image for image, _ in part])
+        except OSError as error:
+            raise ValueError(f"{error.filename} cannot be read: fetch it again") from error
+        key = {"version": VERSION, "labels": [label for _, label in part], "images": images}
+        path = cache / f"{root.name}-official-{name}-{len(part)}-{digest(key)}.npy"
         make = partial(_decode, level, part)
         what = f"Pathfinder-{size}, official {name} images"
-        arrays[name] = filled(path, (len(part), size, size), make, workers=workers, what=what)
+        arrays[name] = filled(path, (len(part), size, size), make, what=what)
     return arrays
-
-
-def _cache_path(
-    cache: Path, level: Path, split: str, images: Sequence[Path], metadata: str
-) -> Path:
-    """Return the file that caches these images. Removes caches of images that were replaced since.
-
-    Its name has a digest of the metadata, and one of the sizes and times of the images.
-    """
-    stem = f"{level.parent.name}-official-{split}-{len(images)}"
-    stem = f"{stem}-{digest({'version': VERSION, 'metadata': metadata})}"
-    cached = [path for path in cache.glob(f"{stem}-*.npy") if path.suffixes == [".npy"]]
-    try:
-        path = cache / f"{stem}-{task.fingerprint(images)}.npy"
-    except OSError as error:
-        if len(cached) == 1:  # the images were deleted after they were cached
-            return cached[0]
-        raise ValueError(f"{error.filename} cannot be read ({error}): fetch it again") from error
-    for old in cached:
-        if old != path:
-            for suffix in (".npy", ".labels.npy", ".lock"):
-                old.with_suffix(suffix).unlink(missing_ok=True)
-    return path
 
 
 def _metadata_files(level: Path) -> list[Path]:

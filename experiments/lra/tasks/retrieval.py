@@ -43,38 +43,34 @@ def load(
     data = task.cached_files(cache_dir, "retrieval", paths, make, max_length=most)
     splits = {}
     for name in task.SPLITS:
-        lengths = data[f"{name}_lengths"][:limit]
-        tokens = task.pad(data[name], lengths.ravel(), max_length, length, as_bytes=True)
         labels = data[f"{name}_labels"][:limit]
+        lengths = data[f"{name}_lengths"][: 2 * len(labels)]
+        tokens = task.pad(data[name], lengths, max_length, length).reshape(-1, 2, length)
         # An empty text counts as one token of padding.
-        splits[name] = task.Split(tokens.reshape(-1, 2, length), labels, np.maximum(lengths, 1))
+        splits[name] = task.Split(tokens, labels, np.maximum(lengths, 1).reshape(-1, 2))
     return task.Task(
         name="retrieval",
         source=task.source("official", splits, SIZES),
         classes=2,
         vocab=task.BYTE_VOCAB,
         splits=splits,
-        baselines={"majority": task.best_constant(splits["train"], splits["test"])},
     )
 
 
-def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the first `most` bytes of texts, end to end, lengths int32 (n, 2), and labels.
+def read(path: Path, most: int) -> tuple[list[bytes], list[int]]:
+    """Return the first `most` bytes of the texts of each pair, and the labels of pairs.
 
     Raises:
         ValueError: a row has not five columns, or its label is not 0 or 1. Names file and line.
     """
-    flat, lengths, labels = bytearray(), [], []
+    texts, labels = [], []
     for number, line in progress(read_lines(path, task.AGAIN), None, f"reading {path.name}"):
         cells = line.split(b"\t")
         if len(cells) != len(COLUMNS) or cells[0] not in LABELS:
             columns = ", ".join(COLUMNS)
             raise ValueError(f"{path}, line {number}: not {columns}, with tabs and label 0 or 1")
         labels.append(LABELS[cells[0]])
-        texts = [text[:most] for text in cells[3:]]
-        lengths.append([len(text) for text in texts])
-        flat += texts[0] + texts[1]
+        texts += [text[:most] for text in cells[3:]]
     if not labels:
         raise ValueError(f"{path} has no rows")
-    ids = np.frombuffer(flat, np.uint8)
-    return ids, np.array(lengths, np.int32), np.array(labels, np.int64)
+    return texts, labels

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import masks
 from experiments.common.files import DamagedFile, digest, read_arrays, write_whole
 
 SPLITS = ("train", "val", "test")
+RELEASE = "the LRA release (lra_release.gz of google-research/long-range-arena)"
 AGAIN = "unpack the LRA release again"
 BYTE_VOCAB = 257  # of texts: 0 pads, byte b is b + 1
 PATHFINDER = {f"pathfinder{size}": size for size in (32, 64, 128, 256)}
@@ -46,7 +47,7 @@ class Task:
     vocab: int  # rows of the embedding table
     splits: dict[str, Split]  # of SPLITS
     grid: tuple[int, int] | None = None  # (rows, columns) of images
-    # test accuracy of shortcuts that ignore the sequence
+    # test accuracy of shortcuts that ignore the sequence; that of the majority class is added
     baselines: dict[str, float] = field(default_factory=dict)
     # what the data were made of, where that differs from machine to machine
     manifest: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +64,8 @@ class Task:
     def __post_init__(self) -> None:
         for name in SPLITS:
             self._check(name, self.splits[name])
+        majority = best_constant(self.splits["train"], self.splits["test"])
+        object.__setattr__(self, "baselines", {"majority": majority} | self.baselines)
 
     def _check(self, name: str, split: Split) -> None:
         """Raise ValueError if a split does not fit the task."""
@@ -103,29 +106,28 @@ def find(data_dir: Path, name: str) -> Path | None:
     return next((place / name for place in places if (place / name).exists()), None)
 
 
-def require(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> Path:
-    """Return the same as `find`, but raise `missing` if there is none."""
-    path = find(data_dir, name)
-    if path is None:
-        raise missing(data_dir, name, fetch=fetch, stand_in=stand_in)
-    return path
+def require(data_dir: Path, names: str | Sequence[str], *, fetch: str, stand_in: str = "") -> Path:
+    """Return the first of the files or folders `names` that `find` knows.
 
-
-def missing(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> ValueError:
-    """Return an error that says what to fetch, where to put it, and what to use instead."""
+    Raises ValueError if there is none, which says what to fetch, where to put it, and what to use
+    instead.
+    """
+    names = [names] if isinstance(names, str) else names
+    if found := next((path for name in names if (path := find(data_dir, name))), None):
+        return found
     where = f"{data_dir}" if data_dir.is_dir() else f"{data_dir}, which is not a folder"
-    if data_dir.name == name:
-        return ValueError(f"no {name} in {where}: data_dir is the folder that holds {name}")
-    hint = f", or use {stand_in}" if stand_in else ""
-    return ValueError(f"no {name} in {where}: fetch {fetch} and put it there as {name}{hint}")
+    remedy = f"fetch {fetch} and put it there as {names[0]}"
+    remedy += f", or use {stand_in}" if stand_in else ""
+    if data_dir.name == names[0]:
+        remedy = f"data_dir is the folder that holds {names[0]}"
+    raise ValueError(f"no {names[0]} in {where}: {remedy}")
 
 
 def release_files(
     data_dir: Path, folder: str, names: Mapping[str, str], stand_in: str
 ) -> dict[str, Path]:
     """Return the files of a folder of the LRA release by split; ValueError if one is missing."""
-    fetch = "the LRA release (lra_release.gz of google-research/long-range-arena)"
-    root = require(data_dir, folder, fetch=fetch, stand_in=stand_in)
+    root = require(data_dir, folder, fetch=RELEASE, stand_in=stand_in)
     paths = {split: root / name for split, name in names.items()}
     for path in paths.values():
         if not path.is_file():
@@ -202,7 +204,7 @@ def _most_frequent(labels: np.ndarray) -> int:
 # ---- arrays kept on disk between runs, written whole or not at all
 
 Arrays = dict[str, np.ndarray]
-FORMAT = 1  # of the arrays of all tasks
+FORMAT = 2  # of the arrays of all tasks
 
 
 def cached(
@@ -227,25 +229,27 @@ def cached_files(
     cache_dir: Path,
     name: str,
     paths: Mapping[str, Path],
-    read: Callable[[Path], tuple[np.ndarray, ...]],
+    read: Callable[[Path], tuple[list[bytes], list[int]]],
     **key: Any,
 ) -> Arrays:
-    """Return what `read` makes of each file, cached: SPLIT, SPLIT_lengths and SPLIT_labels.
+    """Return the texts and labels that `read` finds in each file, cached, as `named` gives them.
 
     key: what it depends on besides the files.
     """
 
     def make() -> Arrays:
-        arrays = {}
-        for split, path in paths.items():
-            arrays |= named(split, *read(path))
-        return arrays
+        return {k: x for split, path in paths.items() for k, x in named(split, *read(path)).items()}
 
     return cached(cache_dir, name, key | {"files": fingerprint(paths.values())}, make)
 
 
-def named(split: str, flat: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> Arrays:
-    return {split: flat, f"{split}_lengths": lengths, f"{split}_labels": labels}
+def named(split: str, texts: Sequence[bytes], labels: Any) -> Arrays:
+    """Return the arrays SPLIT, with all texts end to end, SPLIT_lengths and SPLIT_labels."""
+    return {
+        split: np.frombuffer(b"".join(texts), np.uint8),
+        f"{split}_lengths": np.array([len(text) for text in texts], np.int32),
+        f"{split}_labels": np.array(labels, np.int64),
+    }
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
@@ -255,7 +259,7 @@ def fingerprint(paths: Iterable[Path]) -> str:
 
 
 def pad(
-    flat: np.ndarray, lengths: np.ndarray, most: int, width: int, *, as_bytes: bool = False
+    flat: np.ndarray, lengths: np.ndarray, most: int, width: int, *, as_bytes: bool = True
 ) -> np.ndarray:
     """Return sequences that lie end to end as rows (n, width), cut to `most` and padded with 0.
 
@@ -274,10 +278,18 @@ def pad(
     return out
 
 
-def padded_split(
-    data: Arrays, name: str, most: int, width: int, limit: int | None, *, as_bytes: bool = False
-) -> Split:
-    """Return the first `limit` examples of a split of `cached_files`, as `pad` makes them."""
-    lengths = data[f"{name}_lengths"][:limit]
-    tokens = pad(data[name], lengths, most, width, as_bytes=as_bytes)
-    return Split(tokens, data[f"{name}_labels"][:limit], np.minimum(lengths, most))
+def padded_splits(
+    data: Arrays,
+    most: int,
+    limit: int | None,
+    names: Sequence[str] = SPLITS,
+    *,
+    as_bytes: bool = True,
+) -> dict[str, Split]:
+    """Return the first `limit` examples of splits that `named` made, as `pad` makes them."""
+    width, splits = padded_length(most), {}
+    for name in names:
+        lengths = data[f"{name}_lengths"][:limit]
+        tokens = pad(data[name], lengths, most, width, as_bytes=as_bytes)
+        splits[name] = Split(tokens, data[f"{name}_labels"][:limit], np.minimum(lengths, most))
+    return splits

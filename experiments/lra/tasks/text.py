@@ -6,7 +6,6 @@ the reviews are longer than 1,000 bytes, and 3 % longer than 4,000.
 
 import io
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,25 +42,22 @@ def load(
             split, as in LRA, so the best checkpoint is chosen on the test split.
         limit: the first examples of each split only.
     """
-    length = task.padded_length(max_length)
+    task.padded_length(max_length)  # refuses what is no length
     if not isinstance(held_out, int | float) or not 0 <= held_out < 1:
         raise ValueError(f"held_out={held_out}: give a share from 0 to below 1")
     one_file = task.find(data_dir, CSV) if task.find(data_dir, FOLDER) is None else None
     data = csv_reviews(one_file, cache_dir) if one_file else reviews(data_dir, cache_dir)
-    whole = partial(task.padded_split, data, most=max_length, width=length, as_bytes=True)
-    test = whole("test", limit=limit)
+    splits = task.padded_splits(data, max_length, None if held_out else limit, HALVES)
+    splits["val"] = splits["test"]
     if held_out:
-        train, val = _divide(whole("train", limit=None), held_out, seed)
-    else:
-        train, val = whole("train", limit=limit), test
-    splits = {"train": train.first(limit), "val": val.first(limit), "test": test}
+        splits["train"], splits["val"] = _divide(splits["train"], held_out, seed)
+    splits = {name: splits[name].first(limit) for name in task.SPLITS}
     return task.Task(
         name="text",
         source=task.source("IMDB CSV" if one_file else "official", splits, SIZES),
         classes=2,
         vocab=task.BYTE_VOCAB,
         splits=splits,
-        baselines={"majority": task.best_constant(train, test)},
     )
 
 
@@ -118,10 +114,7 @@ def csv_reviews(path: Path, cache_dir: Path) -> task.Arrays:
                 raise ValueError("it has less than two reviews")
         arrays, half = {}, len(frame) // 2
         for name, part in (("train", frame[:half]), ("test", frame[half:])):
-            texts = [review.encode() for review in part.review]
-            lengths = np.array([len(text) for text in texts], np.int32)
-            flat = np.frombuffer(b"".join(texts), np.uint8)
-            arrays |= task.named(name, flat, lengths, part.label.to_numpy(np.int64))
+            arrays |= task.named(name, [text.encode() for text in part.review], part.label)
         return arrays
 
     return task.cached(cache_dir, "imdb-csv", {"files": task.fingerprint([path])}, make)
@@ -159,11 +152,8 @@ def _half(folder: Path, half: str, files: list[list[Path]]) -> task.Arrays:
         for kind, some in zip(KINDS, files, strict=True)
     ]
     labels = np.repeat([0, 1], [len(some) for some in files])
-    return {
-        half: np.frombuffer(b"".join(texts), np.uint8),
-        f"{half}_lengths": np.array([len(text) for text in texts], np.int32),
-        f"{half}_labels": labels[order].astype(np.int64),
-        f"{half}_movies": np.concatenate(movies)[order],
+    return task.named(half, texts, labels[order]) | {
+        f"{half}_movies": np.concatenate(movies)[order]
     }
 
 

@@ -25,22 +25,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from experiments.common.config import check, option
 from experiments.common.devices import find_device
-from experiments.common.files import digest, read_arrays, write_whole
 from experiments.common.program import program
 from experiments.common.rows import Rows, frame
 from experiments.common.tables import MISSING, markdown
 from experiments.common.work import progress, threads
-from experiments.lra.finished import load_model
 from experiments.lra.settings import Settings
-from experiments.lra.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
-from experiments.pathfinder.generate import (
-    VERSION,
-    Images,
-    check_seed,
-    ends,
-    make,
-    redraw,
-)
+from experiments.lra.tasks.task import PATHFINDER, SPLITS, Split, Task, cached, pixel_order
+from experiments.lra.weights import load_model
+from experiments.pathfinder.generate import VERSION, Images, check_seed, ends, make, redraw
 from experiments.pathfinder.parameters import Spec, spec
 from experiments.pathfinder.render import LABEL, MARKERS, ORIGIN
 from experiments.training.device import DTYPES, autocast
@@ -76,21 +68,20 @@ def seen(images: Images, spec: Spec) -> np.ndarray:
 
 def seen_on_disk(spec: Spec, seed: int, n: int, cache_dir: Path) -> tuple[Tensor, Tensor]:
     """Return `seen` of the first n images of a seed, and their labels, kept in a file."""
-    key = {"version": VERSION, "spec": asdict(spec), "seed": seed, "n": n}
-    path = cache_dir / f"pathfinder{spec.size}-seen-{digest(key)}.npz"
 
     def run(first: int) -> tuple[np.ndarray, np.ndarray]:
         images = make(spec, seed, first, min(RUN, n - first))
         return seen(images, spec), images.labels
 
-    if not path.exists():
+    def views() -> dict[str, np.ndarray]:
         starts = range(0, n, RUN)
         what = f"Pathfinder-{spec.size}, contour {spec.contour}, {RUN} at a time"
         with threads() as pool:
             x, labels = zip(*progress(pool.map(run, starts), len(starts), what), strict=True)
-        views, labels = np.concatenate(x), np.concatenate(labels)
-        write_whole(path, lambda file: np.savez(file, seen=views, labels=labels), "cache_dir")
-    found = read_arrays(path, "delete it to recreate it")
+        return {"seen": np.concatenate(x), "labels": np.concatenate(labels)}
+
+    key = {"version": VERSION, "spec": asdict(spec), "seed": seed, "n": n}
+    found = cached(cache_dir, f"pathfinder{spec.size}-seen", key, views)
     return torch.from_numpy(found["seen"]), torch.from_numpy(found["labels"])
 
 
@@ -193,68 +184,43 @@ def says_yes(probe: Probe, x: Tensor) -> Tensor:
 # ---- trained models
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The best model of a run, and what it was trained on."""
+def trained(run: str | Path, device: torch.device) -> tuple[Settings, nn.Module, int]:
+    """Return the settings of a run of Pathfinder, its best model and the step of that.
 
-    settings: Settings
-    model: nn.Module
-    step: int  # of the weights
-    order: np.ndarray  # of the pixels, as in the run
-    device: torch.device
-    dtype: torch.dtype
-
-    def spec(self, strokes: float | None = None) -> Spec:
-        """Return the parameters of the run's images, with other strokes if given."""
-        task = self.settings.task
-        look: dict[str, Any] = {name: task.get(name) for name in ("margins", "distractors")}
-        look["documented"] = task.get("documented") or False
-        return spec(PATHFINDER[task["name"]], task.get("difficulty") or 14, strokes=strokes, **look)
-
-    def fresh(self, spec: Spec, seed: int, tested: int) -> Images:
-        """Return images of both labels that the run was not trained on.
-
-        Raises ValueError for the seed of its training data, and if all labels are the same.
-        """
-        check_seed(seed)
-        if self.settings.task.get("generate") and seed == self.settings.data_seed:
-            raise ValueError(f"seed={seed}: the run was trained on images of this seed")
-        images = make(spec, seed, 0, tested)
-        if len(np.unique(images.labels)) < 2:
-            raise ValueError(f"tested={tested}: all have the same label; give more")
-        return images
-
-    @torch.no_grad()
-    def answers(self, pixels: np.ndarray, batch: int) -> Tensor:
-        """Return the logits, float32 (n, 2) on the CPU, of uint8 images, `batch` at a time."""
-        tokens = torch.from_numpy(pixels.reshape(len(pixels), -1)[:, self.order])
-        with autocast(self.device, self.dtype):
-            parts = tokens.split(batch)
-            return torch.cat([self.model(part.to(self.device)).float().cpu() for part in parts])
-
-
-def trained(run: str | Path, device: str | None = None) -> Trained:
-    """Return the model in the folder of a run; device: None for cuda if there is a GPU, else cpu.
-
-    Raises ValueError for no such run or device, or a run of another task.
+    Raises ValueError for no such run, or one of another task.
     """
-    folder, place = Path(run), find_device(device)
-    settings = read_settings(folder, Settings)
+    settings = read_settings(Path(run), Settings)
     name = settings.task.get("name")
     if name not in PATHFINDER or settings.pretrain:
-        raise ValueError(f"run={folder}: give a classifier of Pathfinder, not of {name}")
+        raise ValueError(f"run={run}: give a classifier of Pathfinder, not of {name}")
     grid = (PATHFINDER[name], PATHFINDER[name])
     blank = Split(np.zeros((1, grid[0] * grid[1]), np.uint8), np.zeros(1, np.int64))
     task = Task(name, "generated", 2, 256, dict.fromkeys(SPLITS, blank), grid)
-    model, step = load_model(folder, settings, task)
-    return Trained(
-        settings=settings,
-        model=model.to(place).eval(),
-        step=step,
-        order=pixel_order(grid, settings.task.get("order") or "row"),
-        device=place,
-        dtype=DTYPES[settings.precision or "fp32"] if place.type == "cuda" else torch.float32,
-    )
+    model, step = load_model(Path(run), settings, task)
+    return settings, model.to(device).eval(), step
+
+
+def spec_of(settings: Settings) -> Spec:
+    """Return the parameters of the images of a run."""
+    task = settings.task
+    look = ("strokes", "margins", "distractors")
+    own: dict[str, Any] = {name: task.get(name) for name in look}
+    return spec(PATHFINDER[task["name"]], task.get("difficulty") or 14, **own)
+
+
+@torch.no_grad()
+def says_yes_of(
+    model: nn.Module, pixels: np.ndarray, settings: Settings, device: torch.device, batch: int
+) -> np.ndarray:
+    """Return whether a model answers that a curve joins the marks, bool (n,)."""
+    side = pixels.shape[1]
+    order = pixel_order((side, side), settings.task.get("order") or "row")
+    tokens = torch.from_numpy(pixels.reshape(len(pixels), -1)[:, order])
+    with autocast(
+        device, DTYPES[settings.precision or "fp32"] if device.type == "cuda" else torch.float32
+    ):
+        parts = [model(part.to(device)).argmax(1).cpu() for part in tokens.split(batch)]
+    return torch.cat(parts).numpy() == 1
 
 
 # ---- the questions
@@ -303,14 +269,13 @@ def shortcuts(options: Options, command: str) -> str:
     common = {"seed": seed, "examples": n, "tested": tested, "steps": options.steps}
     for each in specs:
         what = {"size": each.size, "contour": each.contour, "images_version": VERSION, **common}
-        origin = rows.origin(device, command)
-        wanted = [{**what, "paddles": k, **origin} for k in options.paddles]
+        wanted = [{**what, "paddles": k, **rows.origin(device, command)} for k in options.paddles]
         if missing := [row for row in wanted if rows.find(row) is None]:
             data = seen_on_disk(each, seed, n + tested, Path(options.cache_dir))
             (x, x_test), (y, y_test) = (part.split([n, tested]) for part in data)
         for row in missing:
-            steps, k = options.steps, row["paddles"]
-            probe = fit(each, k, x, y, steps=steps, seed=seed, device=device)
+            k = row["paddles"]
+            probe = fit(each, k, x, y, steps=options.steps, seed=seed, device=device)
             rows.append(row | {"right": int((says_yes(probe, x_test) == (y_test > 0)).sum())})
     return tables(frame(rows.rows))["shortcuts"]
 
@@ -320,21 +285,26 @@ def cuts(options: Options, command: str) -> str:
 
     The probe sees the last of `paddles`.
     """
-    run, seed, k = trained(options.run, options.device), options.seed or 0, options.paddles[-1]
-    strokes = run.settings.task.get("strokes")
-    if isinstance(strokes, list):
-        raise ValueError(f"run={options.run} has images of several strokes, {strokes}")
-    each = run.spec(strokes)
+    device, seed, k = find_device(options.device), options.seed or 0, options.paddles[-1]
+    settings, model, step = trained(options.run, device)
+    if isinstance(settings.task.get("strokes"), list):
+        raise ValueError(f"run={options.run} has images of several strokes")
+    if settings.task.get("generate") and seed == settings.data_seed:
+        raise ValueError(f"seed={seed}: the run was trained on images of this seed")
+    each = spec_of(settings)
     check_paddles("erased", options.erased, each.contour)
     check_paddles("paddles", [k], each.contour)
-    images = run.fresh(each, seed, options.tested or 0)
+    check_seed(seed)
+    images = make(each, seed, 0, options.tested or 0)
+    if len(np.unique(images.labels)) < 2:
+        raise ValueError(f"tested={options.tested}: all have the same label; give more")
     rows = Rows(options.rows, KEY, SOURCES, allow_changes=options.allow_changes)
     common = {"run": options.run, "seed": seed, "paddles": k, "probe_examples": options.examples}
-    common |= {"probe_steps": options.steps, "images_version": VERSION, "step": run.step}
-    origin = rows.origin(run.device, command)
+    common |= {"probe_steps": options.steps, "images_version": VERSION, "step": step}
+    common |= rows.origin(device, command)
     wanted = [
         {**common, "first": first, "images": len(images.labels[first : first + BLOCK])}
-        | {"left_out": n, "place": PLACES[middle], **origin}
+        | {"left_out": n, "place": PLACES[middle]}
         for n in options.erased
         for middle in PLACES
         if n or middle
@@ -343,14 +313,15 @@ def cuts(options: Options, command: str) -> str:
     if missing := [row for row in wanted if rows.find(row) is None]:
         # of other images
         x, y = seen_on_disk(each, seed + 1, options.examples, Path(options.cache_dir))
-        probe = fit(each, k, x, y, steps=options.steps, seed=seed + 1, device=run.device)
+        probe = fit(each, k, x, y, steps=options.steps, seed=seed + 1, device=device)
         probed = says_yes(probe, x.new_tensor(seen(images, each))).numpy()
     for row in progress(missing, len(missing), f"{BLOCK} images at a time"):
         here = slice(row["first"], row["first"] + BLOCK)
         part = Images(*(getattr(images, field.name)[here] for field in fields(Images)))
         middle = row["place"] == PLACES[True]
         without = paddles_at(part, each.contour, row["left_out"], middle=middle)
-        yes = run.answers(redraw(part, each, ~without), options.batch).argmax(1).numpy() == 1
+        pixels = redraw(part, each, ~without)
+        yes = says_yes_of(model, pixels, settings, device, options.batch)
         rows.append(row | _counts(part.labels == 1, yes, probed[here]))
     return tables(frame(row for row in map(rows.find, wanted) if row))["cuts"]
 

@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.lm.corpus import Texts, read_texts
-from experiments.lm.run import train
-from experiments.lm.tokens import BYTE_END, load_corpus, refuse_vocabulary, split
-from experiments.lm.windows import MaskedTokens, Windows
+from experiments.lm.run import MaskedTokens, Windows, train
+from experiments.lm.text import (
+    BYTE_END,
+    digest_of,
+    load_corpus,
+    read_texts,
+    refuse_vocabulary,
+    split,
+)
 
 
 def load(data, tmp_path, tokenizer="bytes", **options):
@@ -46,15 +51,15 @@ def test_one_document_gives_its_end_for_validation(tmp_path):
 @pytest.mark.parametrize("letters", [0, 1, 2, 3])
 def test_one_document_is_cut_between_two_characters(tmp_path, letters):
     text = "漢字" * 100 + "a" * letters
-    train, val = split(Texts("one", [text.encode()]))
+    train, val = split([text.encode()])
     assert train[0].decode() + val[0].decode() == text
     assert 30 <= len(val[0]) <= 33
 
 
 def test_the_standard_library_is_at_hand_and_the_same_each_time():
-    texts, again = (read_texts("stdlib", "*", 2**17) for _ in range(2))
-    assert texts.digest == again.digest and sum(map(len, texts.train)) >= 2**17
-    assert texts.manifest[0]["version"] == sys.version.split()[0]
+    (_, texts, manifest), (_, again, _) = (read_texts("stdlib", "*") for _ in range(2))
+    assert digest_of(texts) == digest_of(again) and sum(map(len, texts)) >= 2**17
+    assert manifest[0]["version"] == sys.version.split()[0]
 
 
 def test_packages_leave_a_manifest(monkeypatch, tmp_path):
@@ -75,13 +80,13 @@ def test_packages_leave_a_manifest(monkeypatch, tmp_path):
                 (site / file).write_text(text)
     found = list(metadata.distributions(path=[str(site)]))
     monkeypatch.setattr(metadata, "distributions", lambda: found)
-    texts = read_texts("packages", "*", None)
-    assert texts.train == [b"x = 1\n", b"x = 2\n"]
-    assert [(m["name"], m["version"], m["bytes"]) for m in texts.manifest] == [
+    _, texts, manifest = read_texts("packages", "*")
+    assert texts == [b"x = 1\n", b"x = 2\n"]
+    assert [(m["name"], m["version"], m["bytes"]) for m in manifest] == [
         ("a", "1.0", 6),
         ("b", "2.0", 6),
     ]
-    assert len({m["digest"] for m in texts.manifest}) == 2
+    assert len({m["digest"] for m in manifest}) == 2
 
 
 def test_bpe_is_trained_once_and_decodes(texts, tmp_path):
@@ -102,7 +107,7 @@ def test_bpe_is_trained_once_and_decodes(texts, tmp_path):
 def test_bpe_is_trained_on_the_training_part_alone(texts, tmp_path, monkeypatch):
     pytest.importorskip("tokenizers")
     parts = [b"ab" * 20, b"ab" * 21], [b"yz" * 20, b"yz" * 21]
-    monkeypatch.setattr("experiments.lm.tokens.split", lambda texts: parts)
+    monkeypatch.setattr("experiments.lm.text.split", lambda texts: parts)
     corpus = load(texts, tmp_path, "bpe:300")
     # 82 bytes each: those of the validation part stay single, with two ends of documents
     assert len(corpus.train) < 20 and len(corpus.val) == 84

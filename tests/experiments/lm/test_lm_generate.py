@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from experiments.lm.attention import resolve
-from experiments.lm.generate import Sampler, _texts, generate
+from experiments.lm.generate import Sampler, generate
 from experiments.lm.model import LanguageModel
 from experiments.lm.run import make_model, train
 from experiments.lm.settings import POSITIONS, Sizes
-from experiments.lm.tokens import BYTE_END, load_codec, load_corpus
+from experiments.lm.text import BYTE_END, load_codec, load_corpus
 from experiments.training.state import WEIGHTS, load
 
 VOCAB, CONTEXT, NEW = 100, 200, 48
 CPU = torch.device("cpu")
-BYTES = load_codec("bytes", "", "")
 # the fourth differs from head to head and from layer to layer, and with the length
 MASKS = (
     None,
@@ -150,10 +149,13 @@ def test_draws_follow_temperature_and_top_k():
 
 
 def test_text_comes_in_whole_characters_and_ends_with_its_document(settings, text_of, monkeypatch):
-    assert list(_texts("né€😀".encode(), BYTES)) == ["n", "é", "€", "😀", ""]
-    assert list(_texts(b"a\xe2\x82", BYTES)) == ["a", "\N{REPLACEMENT CHARACTER}"]
     made = settings(steps=1)
     train(made)
     name = "experiments.lm.generate.generate"
-    monkeypatch.setattr(name, lambda *given: iter([*b" yes", BYTE_END, *b"no"]))
-    assert text_of(made.folder, "tokens=9")[1] == "def f12(x) yes\n"
+    for tokens, text in (
+        ([*b" yes", BYTE_END, *b"no"], " yes"),
+        ([*"né€😀".encode()], "né€😀"),
+        ([*b"a\xe2\x82"], "a\N{REPLACEMENT CHARACTER}"),
+    ):
+        monkeypatch.setattr(name, lambda *given, tokens=tokens: iter(tokens))
+        assert text_of(made.folder, "tokens=12")[1] == f"def f12(x){text}\n"

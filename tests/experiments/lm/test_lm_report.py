@@ -6,15 +6,16 @@ import pytest
 
 from experiments.common.rows import frame, read
 from experiments.lm.report import (
-    Case,
     Options,
     about,
     grouped,
     main,
     row,
-    same_table,
+    spread,
+    table,
     tables,
-)
+    values,
+)  # fmt: skip
 from experiments.lm.run import train
 
 DOCS = Path(__file__).resolve().parents[3] / "docs/results/language_models"
@@ -26,25 +27,27 @@ ROW = read(DOCS / "results.jsonl.gz")[0] | {
 
 def test_a_case_is_the_newest_row_of_each_seed():
     rows = [ROW | {"val_loss": 9.0}, ROW | {"seed": 1, "val_loss": 2.0}, ROW]
-    case = Case(rows)
-    assert case.rows == [ROW, rows[1]]
-    assert case.text("val_loss") == "1.500 ± 0.500"  # half the range
-    assert Case([ROW]).text("val_loss") == "1.000" and Case([ROW]).text("peak_mib") == "–"
-    assert case.perplexity == "5.05 ± 2.34"
+    ((case,),) = grouped(rows, ROW["plan"])
+    assert case == [ROW, rows[1]]
+    assert spread(values(case, "val_loss")) == "1.500 ± 0.500"  # half the range
+    assert spread(values([ROW], "val_loss")) == "1.000"
+    assert spread(values([ROW], "peak_mib")) == "–"
+    _, line = table("contexts", [case])
+    assert line[2] == "5.05 ± 2.34"  # the perplexity
 
 
 def test_speed_ups_and_differences_are_to_standard_attention():
     base = ROW | {"case": "standard", "provider": "standard"}
     ours = ROW | {"case": "ours", "provider": "sparse", "ms_step": 1.0, "train_loss": 2.01}
-    _, *lines = same_table([Case([ours]), Case([base])])
+    _, *lines = table("same", [[ours], [base]])
     assert lines == [
         ["ours", "2.0100", "0.500 %", "1.0000", "1", "4.00x", "10", "–"],
         ["standard", "2.0000", "0.000 %", "1.0000", "4", "1.00x", "10", "–"],
     ]
     seeds = [(base, ours), (base | {"seed": 1}, ours | {"seed": 1, "train_loss": 2.03})]
     for order in (seeds, seeds[::-1]):  # the largest difference of a seed
-        cases = [Case(list(rows)) for rows in zip(*order, strict=True)]
-        assert same_table(cases)[2][2] == "1.500 %"
+        cases = [list(rows) for rows in zip(*order, strict=True)]
+        assert table("same", cases)[2][2] == "1.500 %"
 
 
 def test_tables_mix_no_options_that_no_case_changes():
@@ -57,7 +60,7 @@ def test_tables_mix_no_options_that_no_case_changes():
         for name in others.keys() - {"same": {"provider"}, "masks": {"mask"}}.get(plan, set()):
             other = usual | {name: others[name]}
             first, second = grouped([usual, other, usual | {"seed": 1}], plan)
-            assert len(first[0].rows) == 2 and second[0].rows == [other], (plan, name)
+            assert len(first[0]) == 2 and second[0] == [other], (plan, name)
             assert about(first) != about(second), (plan, name)
 
 

@@ -11,7 +11,7 @@ import torch
 from experiments.lm import run as lm_run
 from experiments.lm.run import make_model, tail, train
 from experiments.lm.settings import LAYERS, make_settings
-from experiments.lm.tokens import load_corpus
+from experiments.lm.text import load_corpus
 from experiments.training import run_file
 from experiments.training.clock import Interrupted
 from experiments.training.state import load
@@ -70,11 +70,6 @@ def test_a_limit_of_time_and_then_the_rest(settings, monkeypatch, texts):
 
 
 def test_a_context_too_long_for_the_memory_is_one_line(settings, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(lm_run, "free_memory", lambda device: 2**10)
-        with pytest.raises(ValueError, match=r"of standard attention.*or provider=sparse"):
-            train(settings(provider="standard"))
-
     def lacks(*_):
         raise torch.OutOfMemoryError("out of memory")
 

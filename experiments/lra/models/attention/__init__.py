@@ -1,7 +1,7 @@
 """The attentions of the comparison behind one interface.
 
 To add one, add a file here, which registers a subclass of `Attention`, and its options as
-conf/attention/NAME.yaml. tests/experiments/lra/models/attention/oracles.py takes its definition.
+conf/attention/NAME.yaml. tests/experiments/lra/models/test_attention.py takes its definition.
 """
 
 from importlib import import_module

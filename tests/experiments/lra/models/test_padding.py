@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import masks
 from experiments.lra.models.attention import make_attention
@@ -81,13 +80,6 @@ def test_the_cls_state_counts():
     torch.testing.assert_close(skipping(tokens, lengths), hiding(tokens, lengths))
 
 
-def test_skipping_reads_nothing_back_from_the_device():
-    model, (tokens, lengths) = classifier(), batch()
-    model(tokens, lengths)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model(mode.from_tensor(tokens), mode.from_tensor(lengths)).sum().backward()
-
-
 # ---- torch.compile
 
 
@@ -100,29 +92,6 @@ def test_all_that_follows_is_one_graph(fresh_dynamo):
         torch.testing.assert_close(*(gradients(m, *batch(seed)) for m in (compiled, model)))
         assert sum(counters["graph_break"].values()) == 1
         assert counters["stats"]["unique_graphs"] <= 2  # one of them before the lists
-
-
-def test_a_layer_alone_compiles(fresh_dynamo):
-    layer = make_attention("flash", heads=2, head_dim=8, length=256, padding="skip", backend="cpu")
-    q, k, v = torch.randn(3, 5, 2, 256, 8).unbind()
-    lengths = batch()[1]
-    plan = layer.plan(lengths, q.dtype)
-    with torch.no_grad():
-        compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
-        torch.testing.assert_close(compiled(q, k, v, plan), layer(q, k, v, plan))
-        real = (torch.arange(256) < lengths[:, None])[:, None, :, None]
-        torch.testing.assert_close(real * layer(q, k, v, plan), real * layer(q, k, v, lengths))
-
-
-def test_a_compiled_layer_takes_lengths_without_a_plan(fresh_dynamo):
-    """The block lists cannot be traced, so that the compiled layer hides the padding."""
-    layer = make_attention("flash", heads=2, head_dim=8, length=1024, backend="cpu")
-    assert layer.padding == "skip"
-    q, k, v = torch.randn(3, 2, 2, 1024, 8).unbind()
-    lengths = torch.tensor([1000, 130])
-    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
-    real = (torch.arange(1024) < lengths[:, None])[:, None, :, None]
-    torch.testing.assert_close(real * compiled(q, k, v, lengths), real * layer(q, k, v, lengths))
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")

@@ -178,7 +178,11 @@ def test_a_failure_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
 
 def test_pad_cuts_and_shifts_bytes():
     flat, lengths = np.array([5, 6, 7, 9, 254], np.uint8), np.array([3, 0, 2])
-    assert cache.pad(flat, lengths, 2, 4).tolist() == [[5, 6, 0, 0], [0] * 4, [9, 254, 0, 0]]
+    assert cache.pad(flat, lengths, 2, 4, as_bytes=False).tolist() == [
+        [5, 6, 0, 0],
+        [0] * 4,
+        [9, 254, 0, 0],
+    ]
     shifted = cache.pad(flat, lengths, 2, 2, as_bytes=True)
     assert (shifted.dtype, shifted.tolist()) == (np.uint8, [[6, 7], [0, 0], [10, 255]])
     wide = cache.pad(np.array([255, 0], np.uint8), np.array([2]), 2, 2, as_bytes=True)

@@ -32,7 +32,6 @@ TINY = {
     "val_examples": 6,
     "checkpoint_every": 2,
     "log_every": 1,
-    "tensorboard": "false",
 }
 GENERATED = {"task.generate": "true", "task.examples": "[24,6,6]"}
 TASKS = {  # what makes each task tiny

@@ -19,9 +19,14 @@ from experiments.training import state as checkpoint
 from experiments.training.data import DeviceSplit, Order
 from experiments.training.distributed import Group
 from experiments.training.evaluate import Evaluator
-from experiments.training.optim import FlatParameters, learning_rates, make_adamw
 from experiments.training.run_file import Log
-from experiments.training.step import AHEAD, Trainer
+from experiments.training.step import (
+    AHEAD,
+    FlatParameters,
+    Trainer,
+    learning_rates,
+    make_adamw,
+)
 
 CPU = torch.device("cpu")
 
@@ -384,14 +389,14 @@ def test_a_folder_is_for_one_process(tmp_path):
 
 def test_the_journal_goes_on_where_the_checkpoint_left_it(tmp_path):
     path = tmp_path / "journal.jsonl"
-    journal = Log(tmp_path, 0, 0, False)
+    journal = Log(tmp_path, 0)
     journal.write("train", 1, loss=1 / 3)
     kept = journal.sync()
     journal.write("train", 2, loss=float("nan"))
     journal.close()
     with open(path, "ab") as file:
         file.write(b'{"kind": "tr')  # as a kill leaves it
-    journal = Log(tmp_path, kept, 1, False)
+    journal = Log(tmp_path, kept)
     journal.write("train", 2, loss=0.25)
     journal.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -400,4 +405,4 @@ def test_the_journal_goes_on_where_the_checkpoint_left_it(tmp_path):
         {"kind": "train", "step": 2, "loss": 0.25},
     ]
     with pytest.raises(ValueError, match="delete that checkpoint to start over"):
-        Log(tmp_path, 10_000, 1, False)
+        Log(tmp_path, 10_000)

@@ -12,8 +12,8 @@ import torch
 
 import masks
 from experiments.common.files import unpack
+from experiments.evaluate import evaluate_run
 from experiments.lra import run as lra_run
-from experiments.lra.finished import evaluate_run
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.tasks import pathfinder

@@ -1,6 +1,7 @@
 """Settings: recipes, the small scale, folders, values that are refused, and --help."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,10 @@ from omegaconf import OmegaConf
 
 import experiments.conf
 from experiments.common.config import words
-from experiments.lra.models.attention import NAMES as ATTENTIONS
+from experiments.lra.models.attention import KINDS
 from experiments.lra.settings import make_settings
 from experiments.lra.tasks.load import TASKS
-from experiments.training.optim import learning_rates
+from experiments.training.step import learning_rates
 from tests.experiments.lra.training.cases import overrides
 from tests.processes import ROOT
 
@@ -30,7 +31,7 @@ def settings(*given):
 
 
 def test_every_task_and_attention_has_a_config():
-    assert CHOICES["attention"] == sorted(ATTENTIONS)
+    assert CHOICES["attention"] == sorted(KINDS)
     assert {*CHOICES["task"]} == {*TASKS, "text4k", "text_held_out", "imdb_whole"}
 
 
@@ -143,13 +144,9 @@ def test_bad_values_are_refused_in_one_line_that_names_them(monkeypatch):
         settings("attention=linear", "mask=local:9")
 
 
-def run(*arguments: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-    command = [sys.executable, *more, "-m", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
 def test_help_describes_every_option_and_is_quick():
-    done = run("experiments.train", "--help", more=("-X", "importtime"))
+    command = [sys.executable, "-X", "importtime", "-m", "experiments.train", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     for option in ("steps=", "model.layers=", "mask=", "pretrain=", "task=listops"):
         line = next(x for x in done.stdout.splitlines() if x.strip().startswith(option))
@@ -189,14 +186,24 @@ def load(data_dir, *, cache_dir, seed, n):
 }
 
 
-def test_a_task_an_attention_and_a_recipe_of_ones_own(tmp_path):
+def test_a_task_an_attention_and_a_recipe_of_ones_own(tmp_path, capsys, monkeypatch):
     for name, text in MINE.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    own = ["--config-dir", str(tmp_path)]
     given = [x for x in overrides(tmp_path, "mine", "mine", recipe="mine") if "val_ex" not in x]
-    done = run("experiments.train", *own, *given, "device=cpu")
-    assert done.returncode == 0, done.stderr[-2000:]
-    (found,) = (tmp_path / "runs").rglob("run.json")
-    done = run("experiments.evaluate", *own, f"run={found.parent}", "device=cpu")
-    assert "mine (made here), mine attention" in done.stdout, done.stderr[-2000:]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(module, *words):
+        monkeypatch.setattr(sys, "argv", [module, "--config-dir", str(tmp_path), *words])
+        runpy.run_module(module, run_name="__main__")
+        return capsys.readouterr().out
+
+    try:
+        run("experiments.train", *given, "device=cpu")
+        (found,) = (tmp_path / "runs").rglob("run.json")
+        told = run("experiments.evaluate", f"run={found.parent}", "device=cpu")
+        assert "mine (made here), mine attention" in told
+    finally:
+        for registered in (TASKS, KINDS, sys.modules):
+            for name in ("mine", "own"):
+                registered.pop(name, None)

@@ -12,7 +12,6 @@ from experiments.common.rows import frame
 from experiments.common.tables import MISSING
 from experiments.lra.run import train
 from experiments.lra.settings import compose_settings
-from experiments.lra.tasks.task import pixel_order
 from experiments.pathfinder.generate import VERSION, ends, make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
@@ -34,12 +33,10 @@ def ask(tmp_path):
     return asked
 
 
-def use(monkeypatch, model: nn.Module, *words: str, order: str = "row") -> None:
+def use(monkeypatch, model: nn.Module, *words: str) -> None:
     """Let a model stand for that of each run."""
     settings = compose_settings(["task=pathfinder32", "device=cpu", "scale=full", *words])
-    side = int(settings.task["name"].removeprefix("pathfinder"))
-    found = probe.Trained(settings, model, 7, pixel_order((side, side), order), CPU, torch.float32)
-    monkeypatch.setattr(probe, "trained", lambda *_: found)
+    monkeypatch.setattr(probe, "trained", lambda *_: (settings, model, 7))
 
 
 class Bright(nn.Module):
@@ -216,10 +213,9 @@ def test_shares_of_a_table():
 
 
 def test_images_are_drawn_as_those_of_the_run():
-    look = ("task.difficulty=14", "task.margins=[1,2]", "+task.documented=true")
+    look = ("task.difficulty=14", "task.margins=[1,2]", "task.strokes=192")
     settings = compose_settings(["task=pathfinder128", *look])
-    run = probe.Trained(settings, nn.Identity(), 0, np.arange(1), CPU, torch.float32)
-    assert run.spec() == spec(128, margins=[1, 2], documented=True)
+    assert probe.spec_of(settings) == spec(128, margins=[1, 2], strokes=192)
 
 
 # ---- wrong values
@@ -242,7 +238,7 @@ def test_wrong_values_are_refused(ask, monkeypatch):
 def test_the_model_of_a_run_is_asked(tmp_path, run_program):
     small = "model.layers=1 model.dim=16 model.heads=1 model.head_dim=16 model.mlp_dim=16".split()
     small += ["attention=linear", "steps=2", "batch=4", "scale=full", "device=cpu", "eval_every=2"]
-    small += [f"runs={tmp_path}/runs", f"cache_dir={tmp_path}", "tensorboard=false"]
+    small += [f"runs={tmp_path}/runs", f"cache_dir={tmp_path}"]
     small += ["task=pathfinder32", "task.generate=true", "task.examples=[8,4,4]"]
     folder = compose_settings(small).folder
     train(compose_settings(small))
@@ -253,4 +249,4 @@ def test_the_model_of_a_run_is_asked(tmp_path, run_program):
     words = [*small, "pretrain=masked"]
     train(compose_settings(words))
     with pytest.raises(ValueError, match="classifier of Pathfinder"):
-        probe.trained(compose_settings(words).folder, "cpu")
+        probe.trained(compose_settings(words).folder, CPU)

@@ -1,17 +1,23 @@
 """Every attention against a dense float64 oracle of its definition, and what all must keep."""
 
+from pathlib import Path
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import experiments
 import masks
-from experiments.lra.models.attention import NAMES, Attention, make_attention, options_of
-from experiments.lra.models.attention.base import budget
+from experiments.lra import published
+from experiments.lra.models.attention import KINDS, NAMES, Attention, make_attention, options_of
+from experiments.lra.models.attention.base import budget, register
 from experiments.lra.models.attention.flash import default_block
 from experiments.lra.models.attention.hashing import Reformer, Smyrf
-from tests.experiments.lra.models.attention.oracles import B, D, H, N, oracle, softmax_oracle
+from experiments.lra.models.classifier import Classifier
 
+B, H, N, D = 2, 3, 75, 12  # 75 divides by no window, bucket or cluster of the tests
 OPTIONS = {  # the interpreter of Triton would be slow
     "flash": {"backend": "cpu"},
     "sparse": {"mask": "local:20+global:5", "backend": "cpu"},
@@ -46,6 +52,106 @@ def inputs(name: str, n: int = N, dtype: torch.dtype = torch.float64) -> list[Te
     buffer = torch.randn(B, n, 3, H, D, dtype=dtype)
     q, k, v = (t.transpose(1, 2) for t in buffer.unbind(2))
     return [q, q if make(name).shared_qk else k, v]
+
+
+# ---- the definition of every attention, dense and in float64, sequence by sequence
+
+
+def softmax_oracle(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    scores = (q @ k.mT * D**-0.5).masked_fill(~allowed, -torch.inf)
+    return scores.softmax(-1).nan_to_num(0) @ v
+
+
+def oracle(attention: Attention, name: str, q: Tensor, k: Tensor, v: Tensor, ends: Tensor):
+    """The definition, sequence by sequence, of the real tokens alone."""
+    outs = []
+    for b, end in enumerate(ends.tolist()):
+        qb, kb, vb = (t[b, :, :end] for t in (q, k, v))
+        i, j = torch.arange(end)[:, None], torch.arange(end)
+        allowed = {
+            "standard": i == i,
+            "flash": i == i,
+            "sparse": ((i - j).abs() <= 20) | (i < 5) | (j < 5),
+            "local": i // 16 == j // 16,
+        }
+        if name in allowed:
+            out = softmax_oracle(qb, kb, vb, allowed[name] & ((j <= i) | (not attention.causal)))
+        elif name == "linformer":
+            both = [attention.project] * 2 if attention.shared else None
+            for_k, for_v = both or (attention.project_k, attention.project_v)
+            kb, vb = for_k[..., :end, :].mT @ kb, for_v[..., :end, :].mT @ vb
+            out = softmax_oracle(qb, kb, vb, torch.ones(1, 9, dtype=torch.bool))
+        elif name == "linear":
+            weights = (torch.nn.functional.elu(qb) + 1) @ (torch.nn.functional.elu(kb) + 1).mT
+            total = weights.sum(-1, keepdim=True) + 1e-6
+            out = weights @ vb / (total if attention.normalise else N**0.5)
+        elif name == "performer":
+            out = performer_oracle(attention, qb, kb, vb)
+        elif name == "reformer":
+            out = torch.stack([reformer_oracle(attention, *x) for x in zip(qb, vb, strict=True)])
+        else:
+            heads = zip(qb, kb, vb, strict=True)
+            out = torch.stack([smyrf_oracle(attention, *x) for x in heads])
+        outs.append(out)
+    return outs
+
+
+def performer_oracle(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def features(x, axes):
+        if attention.kernel == "relu":
+            return x.clamp(min=0) + 1e-3
+        x = x * attention.scale**0.5
+        exponents = x @ attention.projection.T
+        top = exponents.detach().amax(axes, keepdim=True)
+        return (exponents - x.square().sum(-1, keepdim=True) / 2 - top).exp() + attention.eps
+
+    weights = features(q, (-1,)) @ features(k, (-1, -2)).mT
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def reformer_oracle(attention, q: Tensor, v: Tensor) -> Tensor:
+    """One head. Chunk 0 of a round looks back at the last chunk of the round before, padded."""
+    n, size = len(q), attention.bucket
+    chunks = -(-N // size)
+    rotated = (q @ attention.rotations).view(n, attention.hashes, attention.halves)
+    hashed = torch.cat([rotated, -rotated], -1).argmax(-1)
+    in_chunks = []  # over all rounds
+    for round_ in range(attention.hashes):
+        order = sorted(range(n), key=lambda t: (hashed[t, round_].item(), t))
+        in_chunks += [order[c * size : (c + 1) * size] for c in range(chunks)]
+    k = torch.nn.functional.normalize(q, dim=-1)
+    numerator, total = torch.zeros_like(v), torch.zeros(n, 1, dtype=v.dtype)
+    for c, chunk in enumerate(in_chunks):
+        keys = chunk + in_chunks[c - 1]
+        if not chunk:
+            continue
+        scores = q[chunk] @ k[keys].mT * D**-0.5
+        scores[torch.tensor(chunk)[:, None] == torch.tensor(keys)] = -5e4
+        p = scores.exp()
+        numerator = numerator.index_add(0, torch.tensor(chunk), p @ v[keys])
+        total = total.index_add(0, torch.tensor(chunk), p.sum(-1, keepdim=True))
+    return numerator / total
+
+
+def smyrf_oracle(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    n, size = len(q), attention.cluster
+    most = q.square().sum(-1).max() + k.square().sum(-1).max()
+    zeros = torch.zeros(n, 1, dtype=q.dtype)
+    fq = torch.cat([q, zeros, (most - q.square().sum(-1, keepdim=True)).sqrt()], 1)
+    gk = torch.cat([k, (most - k.square().sum(-1, keepdim=True)).sqrt(), zeros], 1)
+    assert torch.allclose(torch.cdist(fq, gk) ** 2, 2 * most - 2 * q @ k.T)
+    numerator, total = torch.zeros_like(v), torch.zeros(n, 1, dtype=v.dtype)
+    for a in attention.projections.T:
+        rows, cols = (fq @ a).argsort(), (gk @ a).argsort()
+        for at in range(0, n, size):
+            queries, keys = rows[at : at + size], cols[at : at + size]
+            p = (q[queries] @ k[keys].T * D**-0.5).exp()
+            numerator = numerator.index_add(0, queries, p @ v[keys])
+            total = total.index_add(0, queries, p.sum(-1, keepdim=True))
+    return numerator / total
+
+
+# ---- what all must keep
 
 
 @pytest.mark.parametrize(("name", "options"), FORMS)
@@ -209,7 +315,6 @@ def test_masks_of_a_layer_and_as_objects():
         ("performer", {"scale": "1/D"}, "scale is '1/D'"),
         ("performer", {"kernel": "elu"}, "kernel is 'elu'; choose from softmax, relu"),
         ("performer", {"kernel": "relu", "features": 8}, "features and scale are for kernel=soft"),
-        ("performer", {"kernel": "relu", "scale": 0.5}, "features and scale are for kernel=softm"),
         ("linear", {"normalise": 1}, "normalise is 1"),
         ("linformer", {"shared": "yes"}, "shared is 'yes'"),
         ("reformer", {"causal": True}, "no causal form"),
@@ -224,7 +329,53 @@ def test_errors(name, options, message):
         make_attention(name, heads=H, head_dim=D, length=N, **options)
 
 
-def test_options_are_those_of_the_class():
+def test_one_file_adds_an_attention_whose_annotations_check_its_options():
+    @register("mean", label="mean of v", style=("#123456", "o", "-"))
+    class Mean(Attention):
+        def __init__(self, *, kind: Literal["all"] = "all", times: int = 1, sharp=False, **sizes):
+            super().__init__(**sizes)
+            self.kind, self.times = kind, times
+
+        def attend(self, q, k, v, lengths):
+            return self.times * v.mean(2, keepdim=True).expand_as(q)
+
+    try:
+        layer = make_attention("mean", heads=2, head_dim=4, length=8, times=3, kind=None)
+        assert isinstance(layer, Mean) and (layer.times, layer.kind) == (3, "all")
+        assert options_of("mean") == {"kind": "all", "times": 1, "sharp": False}
+        model = Classifier(20, 8, 3, attention={"name": "mean", "times": 2})
+        assert model(torch.randint(20, (2, 8))).shape == (2, 3)
+        with pytest.raises(ValueError, match=r"times is 1\.5"):
+            make_attention("mean", heads=2, head_dim=4, length=8, times=1.5)
+    finally:
+        del KINDS["mean"]
+
+
+def test_labels_styles_and_configurations_follow_the_registration():
+    assert list(published.ATTENTIONS)[:3] == ["standard", "flash", "sparse"]
+    assert {name: kind.label for name, kind in KINDS.items()} == published.ATTENTIONS
+    assert len({kind.style for kind in KINDS.values()}) == len(KINDS)
+    groups = Path(experiments.__file__).parent / "conf" / "attention"
+    assert {path.stem for path in groups.glob("*.yaml")} == set(KINDS)
     assert options_of("reformer") == {"bucket": None, "hashes": 2}
-    assert options_of("standard") == {}
     assert options_of("flash") == {"padding": "auto", "backend": "auto"}
+
+
+def test_reformer_is_that_of_transformers(monkeypatch):
+    theirs = pytest.importorskip("transformers.models.reformer.modeling_reformer")
+    n, dim = 128, 16
+    config = pytest.importorskip("transformers").ReformerConfig(
+        hidden_size=dim, attention_head_size=dim, num_attention_heads=1, num_buckets=8,
+        num_hashes=2, lsh_attn_chunk_length=16, attn_layers=["lsh"], is_decoder=False,
+        lsh_attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    peer = theirs.LSHSelfAttention(config).eval()
+    ours = make_attention("reformer", heads=1, head_dim=dim, length=n, bucket=16).eval()
+    ours.redraw = False
+    x = torch.randn(B, n, dim)
+    q, v = (layer(x)[:, None] for layer in (peer.query_key, peer.value))
+    rotations = ours.rotations.view(1, dim, 2, -1)
+    monkeypatch.setattr(torch, "randn", lambda shape, **_: rotations.view(shape))
+    expected = peer(x).hidden_states
+    q = q * dim**0.5  # it does not divide the scores by sqrt(D) too
+    torch.testing.assert_close(ours(q, q, v)[:, 0], expected, rtol=1e-4, atol=1e-5)
