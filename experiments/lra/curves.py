@@ -181,8 +181,8 @@ def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]]) -> Figure:
     return figure
 
 
-def smoothed(y: pd.Series, share: float = 0.02) -> pd.Series:
-    """Return the mean over a window of `share` of the curve, which shrinks at both ends."""
+def smoothed(y: Any, share: float = 0.02) -> Any:
+    """Return the mean of a series over a window of `share` of it, which shrinks at both ends."""
     return y.rolling(2 * int(share * len(y) / 2) + 1, center=True, min_periods=1).mean()
 
 

@@ -72,17 +72,23 @@ def load(
             for i, (name, size) in enumerate(zip(task.SPLITS, sizes, strict=True))
         }
 
-    pairs = task.cached(cache_dir, "imdb-same-movie", key, make)
-    splits = {name: _split(libraries[HALF[name]], pairs[name], length) for name in task.SPLITS}
+    pairs, splits = task.cached(cache_dir, "imdb-same-movie", key, make), {}
+    for name in task.SPLITS:
+        texts = [libraries[HALF[name]].text(numbers) for numbers in pairs[name].reshape(-1, 4)]
+        lengths = np.array([len(text) for text in texts], np.int32)
+        flat = np.frombuffer(b"".join(texts), np.uint8)
+        tokens = task.pad(flat, lengths, max_length, length).reshape(-1, 2, length)
+        labels = np.arange(len(pairs[name]), dtype=np.int64) % 2
+        splits[name] = task.Split(tokens, labels, lengths.reshape(-1, 2))
     moods = [libraries[HALF[name]].same_mood(pairs[name]) for name in ("train", "test")]
-    train, test = splits["train"], splits["test"]
+    same = task.best_constant(splits["train"], splits["test"], (moods[0], moods[1]))
     return task.Task(
         name="imdb_same_movie",
         source=task.source("IMDB same movie", splits, SIZES),
         classes=2,
         vocab=task.BYTE_VOCAB,
         splits=splits,
-        baselines={"same sentiment": task.best_constant(train, test, (moods[0], moods[1]))},
+        baselines={"same sentiment": same},
     )
 
 
@@ -178,15 +184,3 @@ def _draw(
     movie = int(np.searchsorted(weights, rng.random() * weights[-1], side="right"))
     order = rng.permutation(movies[movie])
     return movie, [library.fill(order[:4]), library.fill(order[4:8])]
-
-
-def _split(library: Library, pairs: np.ndarray, length: int) -> task.Split:
-    kind = np.int16 if b"\xff" in library.flat else np.uint8  # UTF-8 has no such byte
-    tokens, lengths = np.zeros((2 * len(pairs), length), kind), np.zeros(2 * len(pairs), np.int32)
-    for i, numbers in enumerate(pairs.reshape(2 * len(pairs), -1)):
-        text = np.frombuffer(library.text(numbers), np.uint8)
-        lengths[i] = len(text)
-        tokens[i, : len(text)] = text
-        tokens[i, : len(text)] += 1
-    labels = np.arange(len(pairs), dtype=np.int64) % 2
-    return task.Split(tokens.reshape(-1, 2, length), labels, lengths.reshape(-1, 2))

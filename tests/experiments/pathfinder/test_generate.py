@@ -357,12 +357,6 @@ def test_margins_and_distractors():
         spec(64, distractors=-1)
 
 
-def test_crowded_images_end():
-    """Distractors far beyond what has room: those without are left out."""
-    images = make(replace(spec(32), distractors=60), 0, 0, 4)
-    assert measure(images)["distractors"] < 30
-
-
 def test_images_take_several_strokes_in_turn_beyond_those_of_a_thread(tmp_path):
     specs = [spec(64, 6, strokes=strokes) for strokes in (64, 128, 256)]
     pixels, labels = on_disk(specs, 0, 0, RUN + 3, tmp_path)

@@ -48,8 +48,8 @@ def test_generated_images_are_those_of_their_numbers(tmp_path):
     ],
 )
 def test_other_images_have_a_file_of_their_own(tmp_path, specs, seed, first):
-    on_disk([spec(32)], 3, 0, 8, tmp_path, 1)
-    pixels, labels = on_disk(specs, seed, first, 8, tmp_path, 1)
+    on_disk([spec(32)], 3, 0, 8, tmp_path)
+    pixels, labels = on_disk(specs, seed, first, 8, tmp_path)
     for number, image, label in zip(range(first, first + 8), pixels, labels, strict=True):
         own = make(specs[number % len(specs)], seed, number, 1)
         assert (image == own.pixels[0]).all() and label == own.labels[0]

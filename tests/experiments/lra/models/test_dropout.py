@@ -65,17 +65,6 @@ def test_without_a_seed_it_is_that_of_torch():
     assert torch.equal(drop.eval()(x, None), x)
 
 
-def test_the_operator_is_one():
-    torch.library.opcheck(
-        draw_seeds,
-        (3, CPU),
-        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
-    )
-    seeds = draw_seeds(1000, CPU)
-    assert seeds.unique().numel() == 2000 and seeds.dtype == torch.int32
-    assert seeds.min() < -(2**30) and seeds.max() > 2**30
-
-
 def test_a_compiled_one_is_the_same_and_keeps_no_choice():
     """The backward computes the choices again."""
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments.lra.models.classifier import Classifier, model_config
-from experiments.lra.objectives import Predict, Recorded, classify
+from experiments.lra.objectives import Predict, classify
 from experiments.lra.run import fingerprint
 from experiments.lra.tasks.task import Split, Task
 from experiments.training import state as checkpoint
@@ -175,34 +175,6 @@ def test_evaluation_counts_every_example_once(batch):
     expected = nn.functional.cross_entropy(logits, labels).item()
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
     assert found["accuracy"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
-
-
-@pytest.mark.parametrize("batch", [3])
-def test_the_examples_that_were_right_are_kept_in_order(batch):
-    class Parts:  # what two processes send to the first one
-        world = replicas = 2
-        ways = 1
-
-        def gather(self, own):
-            parts.append(own)
-            return list(parts)
-
-    data, model, parts = split(), Counting(), []
-    for rank in range(2):
-        kept = Recorded()
-        evaluate = Evaluator(
-            model, DeviceSplit(data, CPU), kept, Group(rank, 2, CPU), batch=batch,
-            dtype=torch.float32,
-        )  # fmt: skip
-        evaluate.group = Group(0, 1, CPU)  # nothing to wait for
-        evaluate()
-        if rank == 0:
-            parts.append(kept.right(Group(0, 1, CPU)))
-    with torch.no_grad():
-        logits = model.eval()(torch.from_numpy(data.tokens), None)
-    expected = logits.argmax(1).numpy() == data.labels
-    assert 0 < expected.sum() < len(expected)
-    assert np.array_equal(kept.right(Parts()), expected)  # pyright: ignore
 
 
 class Drawing(nn.Module):

@@ -159,14 +159,6 @@ def test_weights_need_not_be_kept(ran):
     assert ran(name="lean", keep="false").result["date"] == run.result["date"]
 
 
-def test_a_mask_that_skips_nothing_is_named(ran, capsys):
-    changes = {"attention": "sparse", "mask": "local:4", "steps": 1, "name": "blocks"}
-    assert ran(**changes, block_size=64).result["density"] == 1
-    assert "density 1" in capsys.readouterr().err
-    fine = ran(**changes | {"name": "fine"}, block_size=16).result
-    assert fine["density"] == 10 / 16  # 4 x 4 blocks, 3 diagonals
-
-
 def test_data_alone(place, tmp_path):
     changes = {"cache_dir": tmp_path / "cache", "runs": tmp_path / "runs"}
     assert train(place, "listops", data_only=True, **changes) == {}

@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from experiments.lm import run as lm_run
-from experiments.lm.settings import LmOptions
-from experiments.lm.settings import make_settings as lm_settings
 from experiments.lra import run as lra_run
 from experiments.training import run_file, state
 from experiments.training.clock import Interrupted
 from experiments.training.train import Session
-from tests.experiments.lra.training.cases import journal, settings, write_data
+from tests.experiments.lra.training import cases
+from tests.experiments.lra.training.cases import journal, write_data
 from tests.processes import on_ranks
 
 RUNS = {"lm": lm_run.train, "lra": lra_run.train}
@@ -53,27 +51,10 @@ def assert_equal(one, many):
 
 
 @pytest.fixture
-def language(tmp_path):
+def language(settings):
     """Settings of a language model of a moment, with changes."""
-    (tmp_path / "texts").mkdir()
-    for i in range(20):
-        lines = (f"def f{100 * i + j}(x):\n    return x + {j}\n" for j in range(15))
-        (tmp_path / "texts" / f"{i}.txt").write_text("".join(lines))
-
-    def make(**changes):
-        options: Any = OmegaConf.to_container(OmegaConf.structured(LmOptions))
-        options |= {"model": "tiny", "context": 64, "batch": 2, "steps": 6, "val_tokens": 128}
-        options |= {"runs": str(tmp_path / "runs"), "cache_dir": str(tmp_path / "cache")}
-        options |= {"device": "cpu", "data": str(tmp_path / "texts"), "log_every": 1}
-        return lm_settings(options | {"eval_every": 3, "name": "one"} | changes)
-
-    return make
-
-
-@pytest.fixture(autouse=True)
-def without_the_interpreter(monkeypatch, one_thread):
-    """Attention takes the CPU backend, as in a program; Triton's interpreter is slow."""
-    monkeypatch.setattr("sparseflash.backends.triton.unsupported", lambda *call: "interpreted")
+    usual = {"context": 64, "steps": 6, "val_tokens": 128, "log_every": 1, "eval_every": 3}
+    return lambda **changes: settings(**usual | {"name": "one"} | changes)
 
 
 def test_language_models(language):
@@ -86,10 +67,10 @@ def test_classifiers_and_masked_tokens(tmp_path, language):
     write_data(tmp_path / "data")
     still: Any = {"model__dropout": 0, "model__attention_dropout": 0, "steps": 6, "name": "one"}
     lra = [
-        settings(tmp_path, "listops", "sparse", model__layers=2, **still),  # padded
-        settings(tmp_path, "image", "sparse", recipe="rotary", **still),
-        settings(tmp_path, "retrieval", "flash", model__pool="cls", **still),
-        settings(tmp_path, "listops", "sparse", pretrain="masked", **still),
+        cases.settings(tmp_path, "listops", "sparse", model__layers=2, **still),  # padded
+        cases.settings(tmp_path, "image", "sparse", recipe="rotary", **still),
+        cases.settings(tmp_path, "retrieval", "flash", model__pool="cls", **still),
+        cases.settings(tmp_path, "listops", "sparse", pretrain="masked", **still),
     ]
     compare([("lm", language(model="bert-tiny")), *(("lra", each) for each in lra)], 2, 2)
 
