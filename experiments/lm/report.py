@@ -198,61 +198,52 @@ def difference(case: Case, base: Case) -> float:
 
 # ---- tables
 
+HEADS = {  # of each plan
+    "same": ("attention", "train loss", "difference", "validation loss", "ms a step", "speed-up",
+             "saved MiB", "peak MiB"),
+    "contexts": ("context", "windows a step", "perplexity", "validation loss", "last quarter",
+                 "ms a step", "saved MiB"),
+    "masks": ("name", "mask", "block density", "pairs", "steps", "perplexity", "validation loss",
+              "ms a step"),
+}  # fmt: skip
+HEADS["equal_time"] = HEADS["masks"]
+
 
 def table(plan: str, cases: Sequence[Case]) -> list[list[str]]:
     """Return the table of a plan: losses or perplexities, time, memory or density."""
     base = next((case for case in cases if case[0]["provider"] == "standard"), cases[0])
-    ms = mean(base, "ms_step") or 0
-    loss = {"validation loss": lambda c: spread(values(c, "val_loss"))}
-    perplexity = {
-        "perplexity": lambda c: spread([math.exp(x) for x in values(c, "val_loss")], ".2f")
+    if plan != "same":
+        cases = sorted(cases, key=lambda c: c[0]["context"] if plan == "contexts" else -pairs(c))
+    ms, digits = mean(base, "ms_step") or 0, ".4f" if plan == "same" else ".3f"
+    texts: dict[str, Callable[[Case], str]] = {
+        **dict.fromkeys(("attention", "name"), lambda c: c[0]["case"]),
+        "context": lambda c: str(c[0]["context"]),
+        "windows a step": lambda c: str(c[0]["batch"]),
+        "mask": lambda c: f"`{c[0]['mask']}`",
+        "train loss": lambda c: spread(values(c, "train_loss"), digits),
+        "validation loss": lambda c: spread(values(c, "val_loss"), digits),
+        "last quarter": lambda c: spread(values(c, "late_loss"), digits),
+        "perplexity": lambda c: spread([math.exp(x) for x in values(c, "val_loss")], ".2f"),
+        "difference": lambda c: f"{difference(c, base):.3f} %",
+        "ms a step": lambda c: f"{mean(c, 'ms_step'):.4g}",
+        "speed-up": lambda c: f"{ms / (mean(c, 'ms_step') or 1):.2f}x",
+        "block density": lambda c: number(mean(c, "density"), ".1%"),
+        "pairs": lambda c: number(mean(c, "pairs"), ".1%"),
+        "steps": lambda c: number(mean(c, "steps")),
+        "saved MiB": lambda c: number(mean(c, "saved_mib")),
+        "peak MiB": lambda c: number(mean(c, "peak_mib")),
     }
-    time = {"ms a step": lambda c: f"{mean(c, 'ms_step'):.4g}"}
-    saved = {"saved MiB": lambda c: _whole(mean(c, "saved_mib"))}
-    columns: dict[str, Callable[[Case], str]]
-    if plan == "same":
-        columns = {
-            "attention": lambda c: c[0]["case"],
-            "train loss": lambda c: spread(values(c, "train_loss"), ".4f"),
-            "difference": lambda c: f"{difference(c, base):.3f} %",
-            "validation loss": lambda c: spread(values(c, "val_loss"), ".4f"),
-            **time,
-            "speed-up": lambda c: f"{ms / (mean(c, 'ms_step') or 1):.2f}x",
-            **saved,
-            "peak MiB": lambda c: _whole(mean(c, "peak_mib")),
-        }
-    elif plan == "contexts":
-        cases = sorted(cases, key=lambda c: c[0]["context"])
-        columns = {
-            "context": lambda c: str(c[0]["context"]),
-            "windows a step": lambda c: str(c[0]["batch"]),
-            **perplexity,
-            **loss,
-            "last quarter": lambda c: spread(values(c, "late_loss")),
-            **time,
-            **saved,
-        }
-    else:
-        cases = sorted(cases, key=lambda c: -(mean(c, "pairs") or 1))
-        columns = {
-            "name": lambda c: c[0]["case"],
-            "mask": lambda c: f"`{c[0]['mask']}`",
-            "block density": lambda c: _share(mean(c, "density")),
-            "pairs": lambda c: _share(mean(c, "pairs")),
-            "steps": lambda c: _whole(mean(c, "steps")),
-            **perplexity,
-            **loss,
-            **time,
-        }
-    return [[*columns], *([text(case) for text in columns.values()] for case in cases)]
+    heads = HEADS[plan]
+    return [[*heads], *([texts[head](case) for head in heads] for case in cases)]
 
 
-def _whole(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.0f}"
+def pairs(case: Case) -> float:
+    """Return the share of the causal pairs, 1 where all of them attend."""
+    return mean(case, "pairs") or 1.0
 
 
-def _share(value: float | None) -> str:
-    return MISSING if value is None else f"{100 * value:.1f} %"
+def number(value: float | None, digits: str = ".0f") -> str:
+    return MISSING if value is None else f"{value:{digits}}".replace("%", " %")
 
 
 # ---- figures
@@ -276,7 +267,7 @@ def _draw(plan: str, cases: Sequence[Case], folder: Path, drawn: Counter[Path]) 
         for case, look in zip(cases, LOOKS * 2, strict=False):
             first, style = case[0], f.Style(*look)
             if plan not in CURVES:
-                x, y = [100 * (mean(case, "pairs") or 1)], [mean(case, "val_loss") or 0]
+                x, y = [100 * pairs(case)], [mean(case, "val_loss") or 0]
             else:
                 x, y = zip(*first["curve" if plan == "same" else "by_position"], strict=True)
             f.curve(axes, x, y, style, first["case"], line=plan in CURVES)

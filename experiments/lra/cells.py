@@ -169,7 +169,8 @@ def _chosen(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
     for run in sorted(runs, key=lambda r: (r.complete, r.date)):
         own = {name: value for name, value in run.settings.items() if name not in FREE}
         by_settings.setdefault(json.dumps(_changed(own), sort_keys=True), []).append(run)
-    chosen = max(by_settings.values(), key=lambda g: (sum(r.complete for r in g), g[-1].date))
+    groups = by_settings.values()
+    chosen = max(groups, key=lambda g: (sum(r.complete for r in g), max(r.date for r in g)))
     left_out = [(r, "other settings") for r in runs if r not in chosen]
     last = {run.seed: run for run in chosen}
     left_out += [(r, f"seed {r.seed} again") for r in chosen if r is not last[r.seed]]

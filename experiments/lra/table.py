@@ -59,18 +59,9 @@ class Table:
         self.rows = of.sorted_rows(row for row, _ in self.cells)
         self.columns = of.sorted_columns(column for _, column in self.cells)
         made = {"accuracy": self._accuracy()}
-        for base, name in BASES.items():
-            made[name] = self._grid(
-                lambda row, column, base=base: self._difference(row, column, base)
-            )
+        made |= {name: self._differences(base) for base, name in BASES.items()}
         made["runs"] = self._runs()
         self.sections = {name: lines for name, lines in made.items() if len(lines) > 1}
-
-    def _grid(self, text: Callable[[RowKey, Column], str]) -> Lines:
-        """Return a line for each row that has a text in one of the columns."""
-        body = [[row.text, *(text(row, column) for column in self.columns)] for row in self.rows]
-        body = [line for line in body if any(cell != MISSING for cell in line[1:])]
-        return [["", *of.heads(self.columns)], *body] if body else []
 
     def _accuracy(self) -> Lines:
         more = ["average", ALL_FIVE, "speed-up", "peak MiB"]
@@ -99,6 +90,12 @@ class Table:
         paper = lra.PAPER_SPEEDUP.get(row.attention)
         return ours if paper is None or row.label else f"{ours} [{paper:.1f}x]"
 
+    def _differences(self, base: str) -> Lines:
+        """Return a line for each row that has a difference from an attention in some column."""
+        pairs = ((row, [self._difference(row, c, base) for c in self.columns]) for row in self.rows)
+        body = [[row.text, *texts] for row, texts in pairs if {*texts} != {MISSING}]
+        return [["", *of.heads(self.columns)], *body]
+
     def _difference(self, row: RowKey, column: Column, base: str) -> str:
         found = of.cell_difference(self.cells, row, column, base)
         if found is None:
@@ -119,7 +116,7 @@ class Table:
         for column, head in zip(self.columns, of.heads(self.columns), strict=True):
             for row in self.rows:
                 cell = self.cells.get((row, column), Cell())
-                shared = {"task": head, "attention": row.text, "speedup": None}
+                shared: dict[str, Any] = {"task": head, "attention": row.text}
                 shared["speedup"] = of.speedup(self.cells, row, column)
                 for name in BASES:
                     found = of.cell_difference(self.cells, row, column, name)

@@ -216,9 +216,8 @@ def says_yes_of(
     side = pixels.shape[1]
     order = pixel_order((side, side), settings.task.get("order") or "row")
     tokens = torch.from_numpy(pixels.reshape(len(pixels), -1)[:, order])
-    with autocast(
-        device, DTYPES[settings.precision or "fp32"] if device.type == "cuda" else torch.float32
-    ):
+    precision = settings.precision if device.type == "cuda" else None
+    with autocast(device, DTYPES[precision or "fp32"]):
         parts = [model(part.to(device)).argmax(1).cpu() for part in tokens.split(batch)]
     return torch.cat(parts).numpy() == 1
 

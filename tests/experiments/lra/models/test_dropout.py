@@ -47,6 +47,16 @@ def test_entries_go_alone():
                 assert abs(sums.var() / expected - 1) < 6 * math.sqrt(2 / len(sums))
 
 
+def test_either_half_of_a_seed_makes_another_choice():
+    torch.manual_seed(0)
+    seed, another = draw_seeds(2, CPU)
+    for half in (0, 1):
+        other = seed.clone()
+        other[half] = another[half]
+        differ = (dropped(0.5, seed, 2**16) != dropped(0.5, other, 2**16)).double().mean()
+        assert abs(differ - 0.5) < 5 * 0.5 / 2**8
+
+
 def test_the_gradient_drops_the_same_entries():
     torch.manual_seed(0)
     x = torch.randn(5, 7, 64, requires_grad=True)

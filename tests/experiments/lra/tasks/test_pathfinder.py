@@ -50,6 +50,15 @@ def test_strokes_are_for_images_that_are_made(release, tmp_path):
     assert np.array_equal(plain, same) and not np.array_equal(plain, other)
 
 
+def test_gaps_and_distractors_of_images_that_are_made(tmp_path):
+    options = {"cache_dir": tmp_path, "generate": True, "examples": (4, 2, 2)}
+    drawn = ({}, {"margins": [3, 2]}, {"margins": 1}, {"distractors": 0})
+    sets = [load(128, tmp_path, **options, **one).splits["train"].tokens for one in drawn]
+    assert np.array_equal(sets[0], sets[1])  # the release's
+    assert not any(np.array_equal(sets[0], other) for other in sets[2:])
+    assert np.count_nonzero(sets[3]) < np.count_nonzero(sets[0])
+
+
 def test_images_have_several_strokes_in_turn(tmp_path):
     def made(strokes):
         options = {"generate": True, "examples": (7, 2, 2), "difficulty": 6, "order": "tiles:8"}
