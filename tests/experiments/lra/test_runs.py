@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from experiments.common.files import pack
 from experiments.common.figures import MAX_ENTRIES, style
-from experiments.common.files import DamagedFile
+from experiments.common.files import DamagedFile, pack
 from experiments.lra.cells import RowKey, make_cells
 from experiments.lra.curves import (
     draw_all,
