@@ -9,8 +9,6 @@ from masks.block_mask import BlockMask
 from masks.registry import PATTERNS, TRANSFORMS, Example, pattern, transform
 from masks.spec import parse
 from masks.patterns.bands import *
-from masks.patterns.distances import *
-from masks.patterns.sparse_transformer import *
 from masks.patterns.columns import *
 from masks.patterns.butterfly import *
 from masks.patterns.random_blocks import *
@@ -30,7 +28,6 @@ from masks.transforms.snap import *
 from masks.structure import *
 from masks.predicate.where import *
 from masks.predicate.table import *
-from masks.presets.lra import *
 
 __all__ = [
     "BlockLists",

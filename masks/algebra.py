@@ -11,6 +11,7 @@ import inspect
 import math
 from dataclasses import dataclass, fields
 from functools import reduce
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -25,8 +26,8 @@ from masks.build import build
 from masks.checks import integer
 from masks.registry import Keyed, remember
 from masks.repeats import joined
-from masks.runs import Grid, Ints
-from masks.types import Changes, Placed, Repeats
+from masks.runs import Grid
+from masks.types import Changes, Moves, Placed, Repeats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,25 +66,16 @@ class Mask(Keyed):
         raise NotImplementedError
 
     def repeats(self, grid: Grid) -> Repeats | None:
-        """Which block rows of `grid` look the same, or None where that is not known."""
-        return None
+        """Return which block rows of `grid` look the same, or None where that is not known."""
+        return joined([part.repeats(grid) for part in self.parts])
 
-    def moves(self) -> tuple[int, ...] | None:
-        """Return how the mask repeats: (tokens, first query, first key), or None.
-
-        It stays the same when queries and keys move by so many tokens, from the first ones on,
-        which are 0 where they are left out.
-        """
-        return None
-
-    def laid(self, start: Ints, stop: Ints) -> "Mask | None":
-        """Return a mask that is this one in every document, counted from its first token, or None.
-
-        Args:
-            start, stop: (D,) first tokens of the documents, and the tokens after the last. Pairs
-                of tokens in different documents do not matter.
-        """
-        return None
+    def moves(self) -> Moves | None:
+        """Return how far the mask moves along the diagonal and stays the same, or None."""
+        found = [moves for part in self.parts if (moves := part.moves())]
+        if not found or len(found) < len(self.parts):
+            return None
+        periods, cuts, firsts = zip(*found, strict=True)
+        return Moves(math.lcm(*periods), tuple(sorted({*chain(*cuts)})), max(firsts))
 
     def layer(self, index: int) -> "Mask":
         """Return the mask of layer `index`, >= 0; the mask itself where all layers have the
@@ -271,14 +263,6 @@ class _Join(Mask):
             parts += operand.parts if isinstance(operand, cls) else [operand]
         return cls(tuple(parts))
 
-    def repeats(self, grid: Grid) -> Repeats | None:
-        return joined([part.repeats(grid) for part in self.parts])
-
-    def laid(self, start: Ints, stop: Ints) -> Mask | None:
-        found = [part.laid(start, stop) for part in self.parts]
-        known = [part for part in found if part is not None]
-        return type(self).of(*known) if len(known) == len(found) else None
-
     def place(self, grid: Grid) -> Placed:
         placed = [part.place(grid) for part in self.parts]
         return Placed(
@@ -317,13 +301,6 @@ class Not(Mask):
 
     def __invert__(self) -> Mask:
         return self.part
-
-    def repeats(self, grid: Grid) -> Repeats | None:
-        return self.part.repeats(grid)
-
-    def laid(self, start: Ints, stop: Ints) -> Mask | None:
-        part = self.part.laid(start, stop)
-        return None if part is None else ~part
 
     def place(self, grid: Grid) -> Placed:
         inner = self.part.place(grid)

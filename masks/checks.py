@@ -5,6 +5,7 @@ import operator
 import os
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 _NAMES = {"batch": "b", "head": "h", "query": "q", "key": "k", "kv": "k"}  # of one letter, and
@@ -25,6 +26,20 @@ def integer(name: str, value: Any, *, min: int, max: int = FAR) -> int:
     if number > max:
         raise ValueError(f"{name} is {number}: give an integer <= {max}")
     return number
+
+
+def ascending(name: str, values: Any, *, min: int | None = 0) -> tuple[int, ...]:
+    """Return `values`, different integers >= min (any where that is None), in ascending order."""
+    try:
+        values = tuple(values)
+    except TypeError:
+        raise ValueError(f"{name} is {values!r}: give a tuple of integers") from None
+    least = -FAR if min is None else min
+    numbers = sorted(integer(f"a number in {name}", value, min=least) for value in values)
+    for number, following in pairwise(numbers):
+        if number == following:
+            raise ValueError(f"{name} has {number} twice: give every number once")
+    return tuple(numbers)
 
 
 def choice(name: str, value: Any, options: tuple[str, ...]) -> str:

@@ -60,7 +60,14 @@ _caches: list[Callable[[], None]] = []  # what forgets all that was made from te
 
 
 def pattern(
-    *examples: Example,
+    code: str = "",
+    use: str = "",
+    count: str = "",
+    source: str = "",
+    given: dict[str, int] = BLOCKS,
+    *,
+    head: int = 0,
+    also: tuple[Example, ...] = (),
     short: str | None = None,
     written: int | None = None,
     digest: bool = False,
@@ -74,8 +81,9 @@ def pattern(
     what was built from its texts is forgotten.
 
     Args:
-        examples: of the gallery, which the tests go through as well. They stand in the section
-            that the module names in `SECTION`.
+        code, use, count, source, given, head: a row of the gallery, see `Example`. It stands in the
+            section that the module names in `SECTION`, and the tests check it.
+        also: more rows.
         written: how many leading arguments the text always has, by position. By default these are
             the ones without a default value. The others are written as name=value, and left out
             where they have their default.
@@ -86,8 +94,9 @@ def pattern(
         ValueError: the name belongs to another function, or no text can hold it. So does a call
             of the function where it returns no mask.
     """
-    if any(map(callable, examples)):
+    if callable(code):
         raise ValueError("the decorator is missing its parentheses: write @masks.pattern()")
+    examples = (Example(code, use, count, source, given, head), *also) if code else ()
 
     def register(function: Factory) -> Factory:
         kind = function.__name__
@@ -134,11 +143,9 @@ def pattern(
     return register
 
 
-def transform(*examples: Example, **options: Any) -> Callable[[Factory], Factory]:
-    """Return a decorator of a function that makes the right side of `>>`; arguments as in
-    `pattern`.
-    """
-    return pattern(*examples, names=TRANSFORMS, **options)
+def transform(*example: Any, **options: Any) -> Callable[[Factory], Factory]:
+    """Return a decorator of a function that makes the right side of `>>`; see `pattern`."""
+    return pattern(*example, names=TRANSFORMS, **options)
 
 
 def own_modules() -> list[str]:

@@ -17,7 +17,7 @@ from masks import runs as rl
 from masks.block_lists import EMPTY, row_segments
 from masks.leaves.geometry import row_numbers
 from masks.runs import Grid, Ints, quotient, ranges
-from masks.types import Repeats
+from masks.types import Moves, Repeats
 
 NEAR = 16  # rows in one window, for each one has to find which of its tiles are alike
 RUNS_AT_ONCE = 1 << 16  # bounds the memory for copies
@@ -25,16 +25,13 @@ LONG = 64  # runs of a part of a line
 Look = Callable[[Grid], tuple[Ints, NDArray[np.int32]]]  # (starts, codes) of a window
 
 
-def periodic(grid: Grid, period: int, first_q: int = 0, first_k: int = 0) -> Repeats:
-    """Of a mask that stays the same when queries and keys both move by `period` tokens.
-
-    Args:
-        first_q, first_k: the tokens from which on it does.
-    """
-    period = lcm(period, grid.block_k)
+def periodic(grid: Grid, moves: Moves) -> Repeats:
+    """Of a mask that stays the same when queries and keys both move by moves.period tokens."""
+    period = lcm(moves.period, grid.block_k)
     q = grid.q_token(np.arange(grid.rows))
-    kind = np.where(q < first_q, period + q, q % period)
-    head = -(-max(first_k - grid.k_origin, 0) // grid.block_k)
+    before, within = (np.searchsorted(moves.cuts, x, "right") for x in (q, q + grid.block_q - 1))
+    kind = np.where(before == within, before * period + q % period, -1 - np.arange(grid.rows))
+    head = -(-max(moves.first_k - grid.k_origin, 0) // grid.block_k)
     return Repeats(kind, q // period * (period // grid.block_k), head)
 
 

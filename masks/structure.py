@@ -6,22 +6,19 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask, inherit
-from masks.registry import Example, pattern
-from masks.repeats import joined
+from masks.registry import pattern
 from masks.runs import Bools, Grid, Ints
-from masks.types import Placed, Repeats
+from masks.types import Placed
 
 __all__ = ["heads", "layers"]
 SECTION = "Composition"  # of the gallery
 
 
 @pattern(
-    Example(
-        "heads(local(24), butterfly(16))",
-        "another mask for every other head (drawn: head 1)",
-        "n*(L + 1)*B**2",
-        head=1,
-    )
+    "heads(local(24), butterfly(16))",
+    "another mask for every other head (drawn: head 1)",
+    "n*(L + 1)*B**2",
+    head=1,
 )
 def heads(*parts: Mask) -> Mask:
     """Head h has the mask parts[h % len(parts)].
@@ -34,11 +31,9 @@ def heads(*parts: Mask) -> Mask:
 
 
 @pattern(
-    Example(
-        "layers(local(24), butterfly(16)).layer(1)",
-        "another mask for every other layer",
-        "n*(L + 1)*B**2",
-    )
+    "layers(local(24), butterfly(16)).layer(1)",
+    "another mask for every other layer",
+    "n*(L + 1)*B**2",
 )
 def layers(*parts: Mask) -> Mask:
     """Layer i has the mask parts[i % len(parts)]; `mask.layer(i)` returns it.
@@ -76,14 +71,6 @@ class Heads(_Turns):
 
     def _layer(self, index: int) -> Mask:
         return heads(*[part.layer(index) for part in self.parts])
-
-    def repeats(self, grid: Grid) -> Repeats | None:
-        return joined([part.repeats(grid) for part in self.parts])
-
-    def laid(self, start: Ints, stop: Ints) -> Mask | None:
-        found = [part.laid(start, stop) for part in self.parts]
-        known = [part for part in found if part is not None]
-        return Heads(tuple(known)) if len(known) == len(found) else None
 
     def place(self, grid: Grid) -> Placed:
         placed = [part.place(grid) for part in self.parts]

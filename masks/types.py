@@ -26,6 +26,18 @@ class Placed(NamedTuple):
     changes: tuple[Changes | None, Changes | None] = (None, None)
 
 
+class Moves(NamedTuple):
+    """A mask stays the same when queries and keys both move by `period` tokens.
+
+    This holds for keys from `first_k` on, and for queries that stay between the same two tokens of
+    `cuts`, which ascend.
+    """
+
+    period: int
+    cuts: tuple[int, ...] = (0,)
+    first_k: int = 0
+
+
 class Repeats(NamedTuple):
     """Which block rows of a mask look the same.
 
@@ -118,6 +130,7 @@ class Mask(Protocol):
     def per_layer(self) -> bool: ...
     def place(self, grid: Grid) -> Placed: ...
     def repeats(self, grid: Grid) -> Repeats | None: ...
+    def moves(self) -> Moves | None: ...
     def layer(self, index: int) -> "Mask": ...
     def build(
         self,

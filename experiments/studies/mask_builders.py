@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+import experiments.lra.masks  # noqa: F401  registers some of the names
 import masks
 
 MIB = 2**20

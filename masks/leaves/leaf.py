@@ -1,17 +1,19 @@
 """Leaf: the base of every pattern; and placements that all slices of a mask share."""
 
+import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, dataclass_transform
 
 import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.registry import PATTERNS, named
+from masks.checks import choice
+from masks.registry import PATTERNS
 from masks.repeats import periodic
 from masks.runs import Bools, Grid, Ints, Runs, quotient
-from masks.types import Changes, Placed, Repeats
+from masks.types import Changes, Moves, Placed, Repeats
 
 
 @dataclass_transform(eq_default=False, frozen_default=True)
@@ -36,8 +38,7 @@ class Leaf(Mask):
         return PATTERNS[self.kind].function(**{**self.arguments, **changes})
 
     def __reduce__(self):
-        values = tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
-        return _restored, (type(self), values, self.key, self.kind, self.arguments, self.spelled)
+        return _made, (self.kind, PATTERNS[self.kind].function.__module__, self.arguments)
 
     def runs(self, grid: Grid) -> Runs:
         """Return the code of every block. MIXED is always safe, and costs a look at the tokens."""
@@ -50,13 +51,12 @@ class Leaf(Mask):
         """
         raise NotImplementedError
 
-    def repeats(self, grid: Grid) -> Repeats | None:
-        period = self.moves()
-        return None if period is None else periodic(grid, *period)
+    def moves(self) -> Moves | None:
+        return None
 
-    def laid(self, start: Ints, stop: Ints) -> Mask | None:
-        moves = self.moves()  # what depends on q - k counts from any token
-        return self if moves and (*moves, 0, 0)[:3] == (1, 0, 0) else None
+    def repeats(self, grid: Grid) -> Repeats | None:
+        moves = self.moves()
+        return None if moves is None else periodic(grid, moves)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         """(T,) integers for MIXED blocks: equal ones have equal tiles.
@@ -81,8 +81,11 @@ class Leaf(Mask):
         return None, None
 
 
-def _restored(leaf: type[Leaf], values: tuple[Any, ...], *given: Any) -> Leaf:
-    return named(leaf(*values), *given)
+def _made(kind: str, module: str, arguments: dict[str, Any]) -> Mask:
+    """Return the mask of a registered function; its module registers it in a new process."""
+    if kind not in PATTERNS:
+        importlib.import_module(module)
+    return PATTERNS[kind].function(**arguments)
 
 
 def place_own(mask: Mask, grid: Grid, place: Callable[[Grid], Placed]) -> Placed:
@@ -123,14 +126,25 @@ def by_code(runs: Runs, number: Callable[[Ints], Ints]) -> Callable[[Ints], list
 
 
 class ByLength(Leaf):
-    """A pattern that is another leaf at every length."""
+    """A pattern that is another leaf at every length: make(grid) has the grid's n_q, n_k, heads."""
 
-    def at(self, grid: Grid) -> Leaf:
-        """Return the leaf of the grid's n_q, n_k and heads."""
-        raise NotImplementedError
+    make: Callable[[Grid], Leaf]
+    period: int = 1
+    batch: int | None = None
+
+    @property
+    def per_head(self) -> bool:  # type: ignore[override]
+        return self.period != 1
 
     def repeats(self, grid: Grid) -> Repeats | None:
-        return self.at(grid).repeats(grid)
+        return self.make(grid).repeats(grid)
 
     def _place(self, grid: Grid) -> Placed:
-        return self.at(grid)._place(grid)
+        return self.make(grid)._place(grid)
+
+
+def aligned(align: str, make: Callable[[int], Leaf]) -> Leaf:
+    """Return make(shift), for the distances q + shift - k that an argument `align` counts."""
+    if choice("align", align, ("top_left", "bottom_right")) == "top_left":
+        return make(0)
+    return ByLength(lambda grid: make(grid.n_k - grid.n_q))

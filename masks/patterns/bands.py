@@ -1,42 +1,43 @@
-"""Bands along the diagonal, and everything: dense, causal, local and sliding windows."""
+"""Bands along the diagonal, and other patterns of the distance q - k; the Sparse Transformer."""
+
+from typing import Any
 
 import numpy as np
 
-from masks import runs as rl
 from masks.algebra import Mask
-from masks.checks import FAR, integer
-from masks.leaves.distances import Distances
+from masks.checks import FAR, ascending, integer
 from masks.leaves.geometry import row_intervals
-from masks.leaves.leaf import Leaf
-from masks.registry import Example, canonical, pattern
+from masks.leaves.leaf import Leaf, aligned
+from masks.predicate.where import Rule, by_distance
+from masks.registry import canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs
-from masks.types import Repeats
+from masks.types import Moves
 
-__all__ = ["causal", "dense", "local", "sliding"]
+__all__ = [
+    "causal",
+    "dense",
+    "diagonals",
+    "dilated",
+    "fixed",
+    "local",
+    "log_sparse",
+    "power_of_two",
+    "sliding",
+    "strided",
+]
 SECTION = "Bands and distances"  # of the gallery
 
+LONGEST = 1 << 30  # of log_sparse, so that signatures fit int64
+POWERS = (0, *(1 << i for i in range(40)))
 
-@pattern(Example("dense()", "everything", "N**2"))
+
+@pattern("dense()", "everything", "N**2")
 def dense() -> Mask:
     """Every key is allowed for every query; `~dense()` is nothing."""
-    return Dense()
+    return Band(-FAR, FAR)
 
 
-class Dense(Leaf):
-    def laid(self, start: Ints, stop: Ints) -> Mask:
-        return self
-
-    def repeats(self, grid: Grid) -> Repeats:
-        return Repeats(np.zeros(grid.rows, np.int64), None)
-
-    def runs(self, grid: Grid) -> Runs:
-        return rl.constant(rl.FULL)
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return np.ones(np.broadcast_shapes(s.shape, q.shape, k.shape), bool)
-
-
-@pattern(Example("causal()", "no query sees ahead", "N*(N + 1)/2", "1706.03762"))
+@pattern("causal()", "no query sees ahead", "N*(N + 1)/2", "1706.03762")
 def causal(*, align: str = "top_left") -> Mask:
     """Key k is allowed for query q when k <= q.
 
@@ -47,13 +48,15 @@ def causal(*, align: str = "top_left") -> Mask:
 
     The diagonal blocks are partial and those below it full: n(n+1)/2 of n x n blocks.
     """
-    return Band(align, 0, FAR)
+    return band(0, FAR, align)
 
 
 @pattern(
-    Example(
-        "local(24)", "a window to both sides", "N*(2*w + 1) - w*(w + 1)", "2004.05150", {"w": 24}
-    ),
+    "local(24)",
+    "a window to both sides",
+    "N*(2*w + 1) - w*(w + 1)",
+    "2004.05150",
+    {"w": 24},
     written=2,
 )
 def local(left: int, right: int | None = None, *, align: str = "top_left") -> Mask:
@@ -66,12 +69,10 @@ def local(left: int, right: int | None = None, *, align: str = "top_left") -> Ma
     """
     left = integer("left", left, min=0)
     right = left if right is None else integer("right", right, min=0)
-    return canonical(Band(align, -right, left), right=None if right == left else right)
+    return canonical(band(-right, left, align), right=None if right == left else right)
 
 
-@pattern(
-    Example("sliding(48)", "the last keys, causal", "N*w - w*(w - 1)/2", "2310.06825", {"w": 48})
-)
+@pattern("sliding(48)", "the last keys, causal", "N*w - w*(w - 1)/2", "2310.06825", {"w": 48})
 def sliding(window: int, *, align: str = "top_left") -> Mask:
     """Return the `window` keys that end in the query itself: 0 <= q - k < window, as in Mistral.
 
@@ -80,23 +81,205 @@ def sliding(window: int, *, align: str = "top_left") -> Mask:
         align: see `causal`.
     """
     window = integer("window", window, min=1)
-    return Band(align, 0, window - 1)
+    return band(0, window - 1, align)
 
 
-class Band(Distances):
+@pattern(
+    "dilated(48, 4)",
+    "a window with gaps; join its residue classes with another mask",
+    "N*(2*m + 1) - s*m*(m + 1)",
+    "2004.05150",
+    {"m": 12, "s": 4},
+)
+def dilated(extent: int, step: int, *, align: str = "top_left") -> Mask:
+    """Every `step`-th key up to `extent` tokens away: |q - k| <= extent and step divides q - k.
+
+    The extent is a distance, both ends included, as in attention-gym. Longformer (arXiv 2004.05150)
+    counts keys: w // 2 to either side at dilation r are `dilated(w // 2 * r, r)`. By itself the
+    mask never leaves the residue class of q modulo `step`, at any depth: join another one to it.
+
+    Args:
+        extent: tokens, >= 0; an inner query sees 2 * (extent // step) + 1 keys.
+        step: >= 1; 1 makes it `local(extent)`.
+        align: see `causal`.
+
+    With w = extent // step and n > extent tokens, n(2w + 1) - step * w(w + 1) pairs are allowed.
+    """
+    extent, step = integer("extent", extent, min=0), integer("step", step, min=1)
+    return by_distance(lambda d: (abs(d) <= extent) & (d % step == 0), align)
+
+
+@pattern("diagonals((0, 16, 64))", "given distances", "3*N - 16 - 64")
+def diagonals(distances: tuple[int, ...], *, align: str = "top_left") -> Mask:
+    """Key k is allowed for query q when q - k is one of `distances`; below 0 lies the future.
+
+    Args:
+        distances: a tuple of different integers; the order is free.
+        align: see `causal`.
+
+    Distance d holds n - |d| pairs of n x n tokens.
+    """
+    distances = ascending("distances", distances, min=None)
+    return canonical(by_distance(lambda d: np.isin(d, distances), align), distances=distances)
+
+
+@pattern(
+    "power_of_two()",
+    "distances 0, 1, 2, 4, ..: few layers reach far",
+    "N*(2*L + 1) - 2*(N - 1)",
+    "2503.03588",
+    {"L": 8},
+)
+def power_of_two(block: int = 1, *, align: str = "top_left") -> Mask:
+    """Return the distance |q // block - k // block| is 0 or a power of two.
+
+    `power_of_two() & causal()` is LogSparse (Li et al., arXiv 1907.00235); these are the distances
+    of PowerAttention, too (Chen et al., arXiv 2503.03588). Unlike `butterfly & causal`, it reaches
+    every earlier token: distance d in as many layers as d has one bits.
+
+    Args:
+        block: tokens of a token block, >= 1. A multiple of the block of the build makes all blocks
+            full, where distances of tokens leave two or three thin diagonals in each.
+        align: see `causal`; token blocks count from the start, so it needs block=1.
+
+    With n = 2**L token blocks, n + 2(n(L - 1) + 1) of n x n are allowed, and nL + 1 of them causal.
+    """
+    block = integer("block", block, min=1)
+    if block > 1 and align != "top_left":
+        raise ValueError(f"align is {align!r} and block {block}: leave one of them out")
+    if block == 1:
+        return by_distance(lambda d: np.isin(abs(d), POWERS), align)
+    return Rule(lambda q, k: np.isin(abs(q // block - k // block), POWERS))
+
+
+@pattern(
+    "log_sparse()", "the same, causal", "N*(L + 1) - (N - 1)", "1907.00235", {"L": 8}, written=1
+)
+def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
+    """Keys at the distances 0, 1, 2, 4, ..: `power_of_two() & causal()`, as the paper defines it.
+
+    With `window`, the mask of its widely copied code (`log_mask` and `row_mask`), which adds local
+    and restart attention and is no function of the distance alone. Say r = restart and
+    c = ceil(log2 r). The query and the tokens r, 2r, .. before it are anchors.
+
+    - An anchor allows the keys at distances 0, .., c - 1 from it, and those at c, c + 1, c + 3,
+      .., c - 1 + 2**(c - 1), up to r.
+    - An anchor among the first c - 1 tokens does not allow itself.
+    - The first 2c * (window // r) queries see all that is causal.
+
+    Args:
+        window: 1..2**30, the length that the code makes its mask for; here it builds for any.
+        restart: 2..2**30, by default the window.
+
+    The paper's mask allows n * L + 1 pairs of n = 2**L tokens, and log_sparse(64) 667 of 64.
+    """
+    if window is None:
+        if restart is not None:
+            raise ValueError(f"restart is {restart} and window None: give the window too")
+        return power_of_two() & causal()
+    window = integer("window", window, min=1, max=LONGEST)
+    restart = integer("restart", window if restart is None else restart, min=2, max=LONGEST)
+    near = (restart - 1).bit_length()  # keys of the local part
+    dense = 2 * near * (window // restart)
+    far = [near - 1 + (1 << i) for i in range(near)]
+    offsets = (*range(near), *(x for x in far if x <= restart))  # distances from an anchor
+    again = restart if offsets[-1] == restart else FAR
+
+    def rule(q: Any, k: Any) -> Any:
+        d = q - k
+        # An anchor near the beginning is lost where no other anchor allows it.
+        lost = (k < near - 1) & (d % restart == 0) & (d < again)
+        return (d >= 0) & ((np.isin(d % restart, offsets) & ~lost) | (q < dense))
+
+    return canonical(Rule(rule), restart=None if restart == window else restart)
+
+
+@pattern(
+    "strided(16)",
+    "a window, and every 16th key before it; two layers see all",
+    "N*l - l*(l - 1)/2 + N*(N/l - 1)/2",
+    "1904.10509",
+    {"l": 16},
+)
+def strided(stride: int, *, align: str = "top_left") -> Mask:
+    """Return the last `stride` keys, the query itself included, and earlier ones at multiples of
+    it.
+
+    With d = q - k: 0 <= d < stride, or d >= 0 and stride divides d. Both heads of the paper's
+    section 4.2 in one mask; everything earlier is reached in two layers. The published block code
+    reorders tokens instead, which puts the second part into whole blocks.
+
+    Args:
+        stride: >= 1, near the square root of the length in the paper.
+        align: see `causal`.
+
+    With n a multiple of l = stride, n * l - l(l - 1)/2 + n(n/l - 1)/2 pairs are allowed.
+    """
+    stride = integer("stride", stride, min=1)
+    return by_distance(lambda d: (d >= 0) & ((d < stride) | (d % stride == 0)), align)
+
+
+@pattern(
+    "fixed(16, 2)",
+    "the query's chunk, and the ends of those before; two layers see all",
+    "N*(l + 1)/2 + c*N*(N/l - 1)/2",
+    "1904.10509",
+    {"l": 16, "c": 2},
+)
+def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
+    """Return the query's own chunk, and the last `summary` keys of every earlier chunk of `stride`.
+
+    k <= q, and k // stride == q // stride or k % stride >= stride - summary. Both heads of the
+    paper's section 4.2 in one mask; everything earlier is reached in two layers. The version in the
+    Long Range Arena also allows the first key of every chunk.
+
+    Args:
+        stride: tokens of a chunk, >= 1.
+        summary: keys that summarise an earlier chunk, 0..stride.
+        vertices: how many groups of `summary` keys the heads take turns with (`num_verts` of the
+            published code): head h has group h % vertices, counted from the end of the chunk.
+            Above 1 the mask repeats after so many heads.
+
+    With n a multiple of l = stride and c = summary, n(l + 1)/2 + c * n(n/l - 1)/2 pairs are
+    allowed for every head.
+    """
+    stride = integer("stride", stride, min=1)
+    summary = integer("summary", summary, min=0, max=stride)
+    vertices = integer("vertices", vertices, min=1)
+    if vertices * summary > stride:
+        raise ValueError(
+            f"vertices is {vertices}: give at most {stride // summary}, "
+            f"for {summary} keys each have to fit into {stride}"
+        )
+
+    def rule(h: Any, q: Any, k: Any) -> Any:
+        phase, first = k % stride, stride - summary * (1 + h % vertices)
+        chosen = (phase >= first) & (phase < first + summary)
+        return (k <= q) & (chosen | (k // stride == q // stride))
+
+    if vertices == 1:
+        return Rule(lambda q, k: rule(0, q, k))
+    return Rule(rule, "hqk", vertices)
+
+
+def band(low: int, high: int, align: str) -> Leaf:
+    """Return the mask of the distances low..high, which `align` counts."""
+    return aligned(align, lambda shift: Band(low - shift, high - shift))
+
+
+class Band(Leaf):
     """low <= q - k <= high."""
 
     low: int
     high: int
 
-    def distance(self, d: Ints) -> Bools:
-        return (d >= self.low) & (d <= self.high)
+    def moves(self) -> Moves:
+        return Moves(1)
 
     def runs(self, grid: Grid) -> Runs:
-        first, last = grid.q_first + self.shift(grid), grid.q_last + self.shift(grid)
         # The queries of a block row see an interval of keys together, and another one each.
+        first, last, block, origin = grid.q_first, grid.q_last, grid.block_k, grid.k_origin
         low, high = np.maximum(first - self.high, 0), np.minimum(last - self.low, grid.n_k - 1)
-        block, origin = grid.block_k, grid.k_origin
         touched = (low - origin) // block, (high - origin) // block + 1
         begin, stop = (np.clip(x, 0, grid.cols) for x in touched)
         full = (
@@ -104,6 +287,9 @@ class Band(Distances):
             np.searchsorted(grid.k_last, first - self.low, "right"),
         )
         return row_intervals(grid, (np.where(low <= high, begin, stop), stop), full)
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        return (q - k >= self.low) & (q - k <= self.high) & (s >= 0)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         return grid.q_token(row) - grid.k_token(col)  # a band looks the same along a diagonal

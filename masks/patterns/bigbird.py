@@ -6,10 +6,9 @@ from masks.algebra import Mask
 from masks.checks import integer
 from masks.leaves.draws import Drawn, Stream, choose
 from masks.leaves.graphs import union
-from masks.patterns.bands import local
+from masks.patterns.bands import dilated, local
 from masks.patterns.columns import global_at, global_tokens
-from masks.patterns.distances import dilated
-from masks.registry import BLOCKS, Example, pattern
+from masks.registry import BLOCKS, pattern
 from masks.runs import Ints
 
 __all__ = ["bigbird", "etc_", "longformer"]
@@ -17,13 +16,11 @@ SECTION = "Graphs of token blocks"  # of the gallery
 
 
 @pattern(
-    Example(
-        "bigbird(16)",
-        "window, global and random blocks",
-        "(2*n + 2*(4 + r) + (n - 4)*(5 + r))*B**2",
-        "2007.14062",
-        BLOCKS | {"r": 3},
-    ),
+    "bigbird(16)",
+    "window, global and random blocks",
+    "(2*n + 2*(4 + r) + (n - 4)*(5 + r))*B**2",
+    "2007.14062",
+    BLOCKS | {"r": 3},
     written=2,
 )
 def bigbird(
@@ -95,13 +92,11 @@ class BigBird(Drawn):
 
 
 @pattern(
-    Example(
-        "longformer(48)",
-        "a window and global tokens",
-        "N*(2*w + 1) - w*(w + 1) + 2*(N - 1 - w)",
-        "2004.05150",
-        {"w": 24},
-    )
+    "longformer(48)",
+    "a window and global tokens",
+    "N*(2*w + 1) - w*(w + 1) + 2*(N - 1 - w)",
+    "2004.05150",
+    {"w": 24},
 )
 def longformer(window: int, dilation: int = 1, global_tokens: tuple[int, ...] = (0,)) -> Mask:
     """Return a window of window // 2 keys to either side, and tokens that see all and are seen
@@ -127,9 +122,7 @@ def longformer(window: int, dilation: int = 1, global_tokens: tuple[int, ...] = 
     return inner if global_tokens == () else inner | global_at(global_tokens)
 
 
-@pattern(
-    Example("etc_(8, 24)", "global tokens in front of a long input", "", "2004.08483"), short="etc"
-)
+@pattern("etc_(8, 24)", "global tokens in front of a long input", "", "2004.08483", short="etc")
 def etc_(n: int, radius: int) -> Mask:
     """`n` global tokens in front of a long input, whose tokens see `radius` others to either side.
 

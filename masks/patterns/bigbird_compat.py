@@ -1,7 +1,7 @@
 """BigBird as Google's code draws it (google-research/bigbird, `bigbird/core/attention.py`)."""
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Self
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from masks.checks import integer
 from masks.leaves.graphs import Adjacency, union
 from masks.leaves.leaf import ByLength
 from masks.leaves.token_blocks import TokenBlocks
-from masks.registry import Example, pattern
+from masks.registry import pattern
 from masks.runs import Grid, Ints
 
 __all__ = ["bigbird_compat"]
@@ -21,8 +21,7 @@ FOCUS = 1024  # tokens among which it draws
 
 
 @pattern(
-    Example("bigbird_compat(16)", "`bigbird`, drawn as Google's code does", "", "2007.14062"),
-    written=2,
+    "bigbird_compat(16)", "`bigbird`, drawn as Google's code does", "", "2007.14062", written=2
 )
 def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
     """Return the block mask of Google's BigBird, random blocks included: rows and heads of one
@@ -49,24 +48,64 @@ def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) ->
     Raises:
         ValueError: of `build`, when a row of the paper's plan has fewer than `random` blocks.
     """
-    return BigBirdCompat.of(block, random, seed)
+    block, random = integer("block", block, min=1), integer("random", random, min=1)
+
+    def draw(generator: np.random.RandomState, n: int, heads: int) -> list[Ints]:
+        if n <= 2 * random + 5:
+            return []
+        if n * block in range(1024, LONGEST + 1, 1024):
+            longest = LONGEST // block
+            plans = [paper_plan(generator, longest, block, random) for _ in range(heads)]
+            if any(len(rows) < longest - 2 for rows in plans):
+                raise ValueError(
+                    f"bigbird_compat draws {random} of the blocks in {FOCUS} tokens, and a row has "
+                    f"fewer left: give a random smaller than {random} or a block below {block}"
+                )
+            return [rows[: n - 2] for rows in plans]
+        blocks = np.empty((heads, n, random), np.int64)
+        for row in range(1, n):  # the last one is not used, and moves nothing after it
+            for head in range(heads):
+                blocks[head, row] = _row(generator, row, random)
+        return list(blocks[:, 1 : n - 1])
+
+    return legacy_bigbird(block, seed, lambda n_tokens: -(-n_tokens // block), draw)
 
 
-class LegacyBigBird(ByLength):
-    """A mask that differs from head to head as the draws of NumPy's legacy generator do."""
+def _row(generator: np.random.RandomState, row: int, random: int) -> Ints:
+    """Return random blocks of a row: the first of a shuffle outside window and global blocks."""
+    n = 2 * random + 5
+    taken = {row - 1, row, row + 1, 0, n - 1, {1: n - 2, n - 2: 1}.get(row, 0)}
+    legal = [col for col in generator.permutation(n).tolist() if col not in taken]
+    return np.array(legal[:random])
 
-    block: int
-    random: int
-    seed: int | None
-    per_head = True
-    period = 0
 
-    @classmethod
-    def of(cls, block: Any, random: Any, seed: Any) -> Self:
-        """Return the checked arguments of a pattern."""
-        block, random = integer("block", block, min=1), integer("random", random, min=1)
-        seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
-        return cls(block, random, seed)
+def legacy_bigbird(
+    block: int,
+    seed: int | None,
+    count: Callable[[int], int],
+    draw: Callable[[np.random.RandomState, int, int], list[Ints]],
+) -> Mask:
+    """Return a mask that differs from head to head as the draws of NumPy's legacy generator do.
+
+    Args:
+        count: tokens -> token blocks of a sequence.
+        draw: (generator, n, heads) -> (n - 2, random) random blocks of the rows 1..n-2 of n token
+            blocks for every head; an empty list makes the mask dense.
+    """
+    seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
+
+    @lru_cache(maxsize=4)
+    def tables(n: int, heads: int) -> list[Adjacency]:
+        return _tables(draw(np.random.RandomState(seed), n, heads), n, heads)
+
+    def make(grid: Grid) -> Table:
+        return Table(block, tables(count(max(grid.n_q, grid.n_k)), grid.heads))
+
+    return Legacy(make, period=0, seed=seed)
+
+
+class Legacy(ByLength):
+    seed: int | None = None
 
     @property
     def per_layer(self) -> bool:  # type: ignore[override]
@@ -74,46 +113,6 @@ class LegacyBigBird(ByLength):
 
     def _layer(self, index: int) -> Mask:
         return self.again(seed=index)
-
-    def blocks(self, n_tokens: int) -> int:
-        """Token blocks of a sequence."""
-        return -(-n_tokens // self.block)
-
-    def drawn(self, n: int, heads: int) -> list[Ints]:
-        """(n - 2, random) random blocks of the rows 1..n-2 for every head; dense without heads."""
-        raise NotImplementedError
-
-    def at(self, grid: Grid) -> "Table":
-        n = self.blocks(max(grid.n_q, grid.n_k))
-        return Table(self.block, _tables(self, n, grid.heads))
-
-
-class BigBirdCompat(LegacyBigBird):
-    def drawn(self, n: int, heads: int) -> list[Ints]:
-        if n <= 2 * self.random + 5:
-            return []
-        generator = np.random.RandomState(self.seed)
-        if n * self.block in range(1024, LONGEST + 1, 1024):
-            longest = LONGEST // self.block
-            plans = [paper_plan(generator, longest, self.block, self.random) for _ in range(heads)]
-            if any(len(rows) < longest - 2 for rows in plans):
-                raise ValueError(
-                    f"{self} draws {self.random} of the blocks in {FOCUS} tokens, and a row has "
-                    "fewer left: give a smaller random or block"
-                )
-            return [rows[: n - 2] for rows in plans]
-        blocks = np.empty((heads, n, self.random), np.int64)
-        for row in range(1, n):  # the last one is not used, and moves nothing after it
-            for head in range(heads):
-                blocks[head, row] = self._row(generator, row)
-        return list(blocks[:, 1 : n - 1])
-
-    def _row(self, generator: np.random.RandomState, row: int) -> Ints:
-        """Random blocks of a row: the first of a shuffle that are neither window nor global."""
-        n = 2 * self.random + 5
-        taken = {row - 1, row, row + 1, 0, n - 1, {1: n - 2, n - 2: 1}.get(row, 0)}
-        legal = [col for col in generator.permutation(n).tolist() if col not in taken]
-        return np.array(legal[: self.random])
 
 
 def paper_plan(
@@ -162,11 +161,9 @@ class Table(TokenBlocks):
         return i[col < n_cols], col[col < n_cols]
 
 
-@lru_cache(maxsize=4)
-def _tables(mask: LegacyBigBird, n: int, heads: int) -> list[Adjacency]:
+def _tables(drawn: list[Ints], n: int, heads: int) -> list[Adjacency]:
     """Return the draws of every head with the global blocks and the window."""
     every, zero, end = np.arange(n), np.array(0), np.array(n)
-    drawn = mask.drawn(n, heads)
     if not drawn:
         return [Adjacency(np.arange(n + 1) * n, np.tile(every, n))] * heads
     tables = []

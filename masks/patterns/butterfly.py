@@ -8,24 +8,24 @@ from masks.leaves.leaf import ByLength
 from masks.leaves.token_blocks import TokenBlocks
 from masks.patterns.columns import global_tokens
 from masks.registry import Example, canonical, pattern
-from masks.runs import Grid, Ints
+from masks.runs import Ints
 
 __all__ = ["butterfly", "pixelfly"]
 SECTION = "Graphs of token blocks"  # of the gallery
 
 
 @pattern(
-    Example(
-        "butterfly(16)",
-        "a hypercube: log2(n) layers see all; not together with causal alone",
-        "n*(L + 1)*B**2",
-        "2112.00029",
-    ),
-    Example(
-        "butterfly(16, levels=2)",
-        "fewer strides: blocks in groups of four that never meet",
-        "n*3*B**2",
-        "2112.00029",
+    "butterfly(16)",
+    "a hypercube: log2(n) layers see all; not together with causal alone",
+    "n*(L + 1)*B**2",
+    "2112.00029",
+    also=(
+        Example(
+            "butterfly(16, levels=2)",
+            "fewer strides: blocks in groups of four that never meet",
+            "n*3*B**2",
+            "2112.00029",
+        ),
     ),
     written=1,
 )
@@ -56,18 +56,13 @@ def butterfly(
             raise ValueError(f"size is {size}: give a power of two")
         if levels is not None and levels >= size.bit_length():
             raise ValueError(f"levels is {levels}: {size} blocks have {size.bit_length() - 1}")
-        return SizedButterfly(size, levels)
+        return ByLength(lambda grid: Butterfly(-(-max(grid.n_q, grid.n_k) // size), levels))
     block = 128 if block is None else integer("block", block, min=1)
     return canonical(Butterfly(block, levels), block=block)
 
 
 @pattern(
-    Example(
-        "pixelfly(16)",
-        "the butterfly and a global block",
-        "(n*(L + 3) - 2*L - 2)*B**2",
-        "2112.00029",
-    )
+    "pixelfly(16)", "the butterfly and a global block", "(n*(L + 3) - 2*L - 2)*B**2", "2112.00029"
 )
 def pixelfly(block: int = 128, levels: int | None = None, global_blocks: int = 1) -> Mask:
     """`butterfly(block, levels)`, and rows and columns of global token blocks at the beginning.
@@ -95,13 +90,3 @@ class Butterfly(TokenBlocks):
         cols = np.sort(rows[:, None] ^ strides, axis=1)
         i, place = np.nonzero(cols < n_cols)
         return i, cols[i, place]
-
-
-class SizedButterfly(ByLength):
-    """A butterfly whose token blocks grow with the length."""
-
-    size: int
-    levels: int | None
-
-    def at(self, grid: Grid) -> Butterfly:
-        return Butterfly(-(-max(grid.n_q, grid.n_k) // self.size), self.levels)

@@ -9,7 +9,7 @@ import numpy as np
 from masks.algebra import Mask
 from masks.leaves.lengths import Cuts, read_lengths
 from masks.patterns.documents import Documents
-from masks.registry import Example, canonical, pattern
+from masks.registry import canonical, pattern
 from masks.runs import Bools, Ints, distinct, quotient
 
 __all__ = ["cells"]
@@ -17,13 +17,11 @@ SECTION = "Segments"  # of the gallery
 
 
 @pattern(
-    Example(
-        "cells((32,) * 8, ((1, 7), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 0)))",
-        "cells of a mesh or sphere, or communities of a graph, that see their neighbours",
-        "N*3*s",
-        "2312.15796",
-        {"s": 32},
-    ),
+    "cells((32,) * 8, ((1, 7), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 0)))",
+    "cells of a mesh or sphere, or communities of a graph, that see their neighbours",
+    "N*3*s",
+    "2312.15796",
+    {"s": 32},
     digest=True,
 )
 def cells(sizes: Any, neighbours: Any) -> Mask:

@@ -3,12 +3,11 @@
 import numpy as np
 
 from masks.algebra import Mask
-from masks.checks import integer
-from masks.leaves.lines import NONE, Lines, TokenSet, ascending
-from masks.patterns.bands import causal, sliding
-from masks.patterns.distances import diagonals
-from masks.registry import Example, canonical, pattern
-from masks.runs import Ints
+from masks.checks import ascending, integer
+from masks.leaves.leaf import ByLength
+from masks.patterns.bands import causal, diagonals, sliding
+from masks.predicate.where import Rule
+from masks.registry import canonical, pattern
 
 __all__ = [
     "global_at",
@@ -25,7 +24,7 @@ __all__ = [
 SECTION = "Rows and columns"  # of the gallery
 
 
-@pattern(Example("sinks(8)", "the first keys, for everyone", "N*g", "2309.17453", {"g": 8}))
+@pattern("sinks(8)", "the first keys, for everyone", "N*g", "2309.17453", {"g": 8})
 def sinks(n: int) -> Mask:
     """Every query sees the first `n` keys (>= 0): k < n, in the future too.
 
@@ -34,10 +33,11 @@ def sinks(n: int) -> Mask:
 
     With g of n blocks, n * g of n x n are allowed.
     """
-    return Lines(NONE, _first(n))
+    n = integer("n", n, min=0)
+    return Rule(lambda q, k: k < n)
 
 
-@pattern(Example("keys_at((0, 100))", "vertical lines", "2*N", "2407.02490"))
+@pattern("keys_at((0, 100))", "vertical lines", "2*N", "2407.02490")
 def keys_at(tokens: tuple[int, ...]) -> Mask:
     """Every query sees the keys `tokens`, in the future too: vertical lines.
 
@@ -47,17 +47,15 @@ def keys_at(tokens: tuple[int, ...]) -> Mask:
     With s of n tokens, n * s of n x n pairs are allowed.
     """
     tokens = ascending("tokens", tokens)
-    return canonical(Lines(NONE, TokenSet.of(tokens)), tokens=tokens)
+    return canonical(Rule(lambda q, k: np.isin(k, tokens)), tokens=tokens)
 
 
 @pattern(
-    Example(
-        "prefix_lm(64)",
-        "a prompt that sees all of itself",
-        "N*(N + 1)/2 + p*(p - 1)/2",
-        "1910.10683",
-        {"p": 64},
-    )
+    "prefix_lm(64)",
+    "a prompt that sees all of itself",
+    "N*(N + 1)/2 + p*(p - 1)/2",
+    "1910.10683",
+    {"p": 64},
 )
 def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
     """Full attention among the first `prefix` tokens, causal after them: k < prefix or k <= q.
@@ -77,13 +75,11 @@ def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
 
 
 @pattern(
-    Example(
-        "global_tokens(8)",
-        "tokens that see and are seen; two layers see all",
-        "2*N*g - g**2",
-        "2004.05150",
-        {"g": 8},
-    ),
+    "global_tokens(8)",
+    "tokens that see and are seen; two layers see all",
+    "2*N*g - g**2",
+    "2004.05150",
+    {"g": 8},
     short="global",
 )
 def global_tokens(n: int) -> Mask:
@@ -92,13 +88,11 @@ def global_tokens(n: int) -> Mask:
     With g of n blocks, g(2n - g) of n x n are allowed. `sinks` is the half with the keys,
     `global_rows` the one with the queries.
     """
-    first = _first(n)
-    return Lines(first, first)
+    n = integer("n", n, min=0)
+    return Rule(lambda q, k: (q < n) | (k < n))
 
 
-@pattern(
-    Example("global_at((0, 100))", "the same, anywhere", "2*N*g - g**2", "2004.05150", {"g": 2})
-)
+@pattern("global_at((0, 100))", "the same, anywhere", "2*N*g - g**2", "2004.05150", {"g": 2})
 def global_at(tokens: tuple[int, ...]) -> Mask:
     """Return a set S of tokens see every key, and every query sees them: q in S or k in S.
 
@@ -111,51 +105,36 @@ def global_at(tokens: tuple[int, ...]) -> Mask:
     With s of n tokens, s(2n - s) of n x n pairs are allowed.
     """
     tokens = ascending("tokens", tokens)
-    chosen = TokenSet.of(tokens)
-    return canonical(Lines(chosen, chosen), tokens=tokens)
+    return canonical(Rule(lambda q, k: np.isin(q, tokens) | np.isin(k, tokens)), tokens=tokens)
 
 
-@pattern(Example("global_rows(8)", "queries that see everything", "N*g", given={"g": 8}))
+@pattern("global_rows(8)", "queries that see everything", "N*g", given={"g": 8})
 def global_rows(n: int) -> Mask:
     """Return the first `n` queries (>= 0) see every key: q < n, the rows of `global_tokens`
     only.
     """
-    return Lines(_first(n), NONE)
+    n = integer("n", n, min=0)
+    return Rule(lambda q, k: q < n)
 
 
-@pattern(Example("last_rows(8)", "the last queries see everything", "N*g", given={"g": 8}))
+@pattern("last_rows(8)", "the last queries see everything", "N*g", given={"g": 8})
 def last_rows(n: int) -> Mask:
     """Return the last `n` queries (>= 0) see every key: q >= n_q - n, so that it depends on the
     length.
     """
-    return LastRows(NONE, NONE, integer("n", n, min=0))
-
-
-def _first(n: int) -> TokenSet:
-    return TokenSet.between(0, integer("n", n, min=0))
-
-
-class LastRows(Lines):
-    n: int
-
-    def queries(self, n_q: int) -> TokenSet:
-        return TokenSet.between(max(n_q - self.n, 0), n_q)
-
-    def laid(self, start: Ints, stop: Ints) -> Mask:
-        return self._with(TokenSet(np.maximum(stop - self.n, start), stop), NONE)
+    n = integer("n", n, min=0)
+    return ByLength(lambda grid: Rule(lambda q, k: q >= grid.n_q - n))
 
 
 _first_keys = sinks  # an argument has that name below
 
 
 @pattern(
-    Example(
-        "streaming(4, 48)",
-        "sinks and a window, causal",
-        "N*w - w*(w - 1)/2 + g*(N - w) - g*(g - 1)/2",
-        "2309.17453",
-        {"w": 48, "g": 4},
-    )
+    "streaming(4, 48)",
+    "sinks and a window, causal",
+    "N*w - w*(w - 1)/2 + g*(N - w) - g*(g - 1)/2",
+    "2309.17453",
+    {"w": 48, "g": 4},
 )
 def streaming(sinks: int, window: int, *, align: str = "top_left") -> Mask:
     """Return the first keys and a window: k < sinks or q - k < window, and k <= q.
@@ -177,7 +156,7 @@ def streaming(sinks: int, window: int, *, align: str = "top_left") -> Mask:
     return parts & causal(align=align)
 
 
-@pattern(Example("tri_shape(4, 48, 16)", "the same, and dense last rows", "", "TriangleMix"))
+@pattern("tri_shape(4, 48, 16)", "the same, and dense last rows", "", "TriangleMix")
 def tri_shape(sinks: int, window: int, last: int, *, align: str = "top_left") -> Mask:
     """`streaming`, and the last `last` queries see all that is causal.
 
@@ -193,11 +172,7 @@ def tri_shape(sinks: int, window: int, last: int, *, align: str = "top_left") ->
     return parts & causal(align=align)
 
 
-@pattern(
-    Example(
-        "vertical_slash((0, 40), (0, 1, 64))", "columns and diagonals, causal", "", "2407.02490"
-    )
-)
+@pattern("vertical_slash((0, 40), (0, 1, 64))", "columns and diagonals, causal", "", "2407.02490")
 def vertical_slash(
     columns: tuple[int, ...], distances: tuple[int, ...], *, align: str = "top_left"
 ) -> Mask:

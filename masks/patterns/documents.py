@@ -12,7 +12,7 @@ from masks.checks import integer
 from masks.leaves.geometry import rectangle_runs
 from masks.leaves.leaf import Leaf
 from masks.leaves.lengths import FAR, Cuts, Lengths, batch_extent, flat, read_both, read_lengths
-from masks.registry import Example, canonical, pattern
+from masks.registry import canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
 from masks.types import Changes
 
@@ -23,9 +23,7 @@ MAX_PAIRS = 1 << 24  # of pieces of documents that see each other
 MAX_TOKENS = 512  # of a block, so that its signature fits one int64
 
 
-@pattern(
-    Example("documents((60, 100, 96))", "a packed batch", "60**2 + 100**2 + 96**2"), digest=True
-)
+@pattern("documents((60, 100, 96))", "a packed batch", "60**2 + 100**2 + 96**2", digest=True)
 def documents(lengths: Any, key_lengths: Any = None) -> Mask:
     """Documents that follow one another and see themselves only: id[q] == id[k].
 
@@ -48,11 +46,9 @@ def documents(lengths: Any, key_lengths: Any = None) -> Mask:
 
 
 @pattern(
-    Example(
-        "documents_from_offsets((0, 60, 160, 256))",
-        "the same from `cu_seqlens`",
-        "60**2 + 100**2 + 96**2",
-    )
+    "documents_from_offsets((0, 60, 160, 256))",
+    "the same from `cu_seqlens`",
+    "60**2 + 100**2 + 96**2",
 )
 def documents_from_offsets(offsets: Any, key_offsets: Any = None) -> Mask:
     """`documents` from the token where each begins, and the end: [0, 3, 8] means lengths 3 and 5.
@@ -64,11 +60,9 @@ def documents_from_offsets(offsets: Any, key_offsets: Any = None) -> Mask:
 
 
 @pattern(
-    Example(
-        "documents_from_ids((0,) * 60 + (1,) * 100 + (0,) * 96)",
-        "the same from a number for every token; a document may have several pieces",
-        "156**2 + 100**2",
-    ),
+    "documents_from_ids((0,) * 60 + (1,) * 100 + (0,) * 96)",
+    "the same from a number for every token; a document may have several pieces",
+    "156**2 + 100**2",
     digest=True,
 )
 def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
@@ -97,9 +91,7 @@ def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask
     return canonical(mask, ids=flat(rows.tolist()), key_ids=other)
 
 
-@pattern(
-    Example("shared_prefix(32, (100, 124))", "several continuations of one prompt"), digest=True
-)
+@pattern("shared_prefix(32, (100, 124))", "several continuations of one prompt", digest=True)
 def shared_prefix(prefix: int, lengths: Any) -> Mask:
     """Return a prefix that all see, and documents after it that see the prefix and themselves.
 

@@ -12,7 +12,7 @@ from masks.algebra import Mask
 from masks.checks import integer
 from masks.leaves.draws import GOLDEN, HALF, Stream, Words, mix, permutation
 from masks.leaves.graphs import Graph
-from masks.registry import Example, pattern
+from masks.registry import pattern
 from masks.runs import Ints
 
 __all__ = ["expander", "random_regular"]
@@ -25,12 +25,10 @@ SLACK = 0.1  # that the spectral gap may lack
 
 
 @pattern(
-    Example(
-        "random_regular(4, 16)",
-        "a random graph with as many neighbours for all",
-        "n*(4 + 1)*B**2",
-        "2303.06147",
-    ),
+    "random_regular(4, 16)",
+    "a random graph with as many neighbours for all",
+    "n*(4 + 1)*B**2",
+    "2303.06147",
     written=2,
 )
 def random_regular(
@@ -60,9 +58,10 @@ def random_regular(
 
 
 @pattern(
-    Example(
-        "expander(4, 16)", "the same, drawn until it mixes well", "n*(4 + 1)*B**2", "2303.06147"
-    ),
+    "expander(4, 16)",
+    "the same, drawn until it mixes well",
+    "n*(4 + 1)*B**2",
+    "2303.06147",
     written=2,
 )
 def expander(

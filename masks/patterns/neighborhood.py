@@ -19,13 +19,11 @@ NORMS = ("chebyshev", "manhattan", "euclidean")
 
 
 @pattern(
-    Example(
-        "local_2d((16, 16), 2)",
-        "the same, cut at the border",
-        "(W*(2*r + 1) - r*(r + 1))**2",
-        "1906.05909",
-        {"W": 16, "r": 2},
-    )
+    "local_2d((16, 16), 2)",
+    "the same, cut at the border",
+    "(W*(2*r + 1) - r*(r + 1))**2",
+    "1906.05909",
+    {"W": 16, "r": 2},
 )
 def local_2d(
     canvas: tuple[int, ...], radius: int | tuple[int, ...], *, norm: str = "chebyshev"
@@ -53,13 +51,11 @@ def local_2d(
 
 
 @pattern(
-    Example(
-        "axial((16, 16))",
-        "the pixel's row and column; two layers see all",
-        "N*(2*W - 1)",
-        "1912.12180",
-        {"W": 16},
-    )
+    "axial((16, 16))",
+    "the pixel's row and column; two layers see all",
+    "N*(2*W - 1)",
+    "1912.12180",
+    {"W": 16},
 )
 def axial(canvas: tuple[int, ...]) -> Mask:
     """Return the tokens on the lines through the query along each axis (arXiv 1912.12180).
@@ -94,18 +90,18 @@ class Ball(Local):
 
 
 @pattern(
-    Example(
-        "neighborhood((16, 16), 5)",
-        "25 neighbours for every pixel, at the border too",
-        "N*k**2",
-        "2204.07143",
-        {"k": 5},
-    ),
-    Example(
-        "neighborhood((16, 16), 3) | neighborhood((16, 16), 3, dilation=4)",
-        "two resolutions: near pixels, and dilated ones",
-        "",
-        "2209.15001",
+    "neighborhood((16, 16), 5)",
+    "25 neighbours for every pixel, at the border too",
+    "N*k**2",
+    "2204.07143",
+    {"k": 5},
+    also=(
+        Example(
+            "neighborhood((16, 16), 3) | neighborhood((16, 16), 3, dilation=4)",
+            "two resolutions: near pixels, and dilated ones",
+            "",
+            "2209.15001",
+        ),
     ),
     short="natten",
 )
@@ -183,13 +179,7 @@ class Neighborhood(OnCanvas):
 
 
 @pattern(
-    Example(
-        "sliding_tiles((16, 16), 4, 3)",
-        "whole tiles of a window",
-        "N*(3*t)**2",
-        "2502.04507",
-        {"t": 4},
-    )
+    "sliding_tiles((16, 16), 4, 3)", "whole tiles of a window", "N*(3*t)**2", "2502.04507", {"t": 4}
 )
 def sliding_tiles(
     canvas: tuple[int, ...], tile: int | tuple[int, ...], window: int | tuple[int, ...]

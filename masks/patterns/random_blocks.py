@@ -9,7 +9,7 @@ from masks.algebra import Mask
 from masks.checks import flag, integer
 from masks.leaves.draws import Drawn, Stream, choose, permutation
 from masks.leaves.graphs import Graph
-from masks.registry import Example, canonical, pattern
+from masks.registry import canonical, pattern
 from masks.runs import Ints
 
 __all__ = ["hubs", "random_blocks"]
@@ -17,12 +17,10 @@ SECTION = "Graphs of token blocks"  # of the gallery
 
 
 @pattern(
-    Example(
-        "random_blocks(0.25, block=16)",
-        "as many random blocks in every row",
-        "n*4*B**2",
-        "2007.14062",
-    ),
+    "random_blocks(0.25, block=16)",
+    "as many random blocks in every row",
+    "n*4*B**2",
+    "2007.14062",
     short="random",
     written=1,
 )
@@ -89,7 +87,7 @@ class RandomBlocks(Drawn):
         return i, col
 
 
-@pattern(Example("hubs(block=16)", "a few blocks see much, most see little"), written=1)
+@pattern("hubs(block=16)", "a few blocks see much, most see little", written=1)
 def hubs(
     count: int | None = None,
     *,

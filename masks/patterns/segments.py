@@ -4,10 +4,10 @@ from typing import Any
 
 from masks.algebra import Mask
 from masks.checks import flag, integer
-from masks.leaves.leaf import ByLength, Leaf
+from masks.leaves.leaf import ByLength
 from masks.patterns.bands import causal
-from masks.predicate.where import Rule, where
-from masks.registry import Example, pattern
+from masks.predicate.where import Rule
+from masks.registry import pattern
 from masks.runs import Grid
 
 __all__ = ["block_causal", "block_diagonal", "block_diffusion", "longnet"]
@@ -15,13 +15,7 @@ SECTION = "Segments"  # of the gallery
 
 
 @pattern(
-    Example(
-        "block_diagonal(48)",
-        "chunks that see themselves",
-        "(N // s)*s**2 + (N % s)**2",
-        "",
-        {"s": 48},
-    )
+    "block_diagonal(48)", "chunks that see themselves", "(N // s)*s**2 + (N % s)**2", "", {"s": 48}
 )
 def block_diagonal(size: int, offset: int = 0) -> Mask:
     """Token blocks that see themselves only: (q + offset) // size == (k + offset) // size.
@@ -37,17 +31,15 @@ def block_diagonal(size: int, offset: int = 0) -> Mask:
     """
     size = integer("size", size, min=1)
     offset = integer("offset", offset, min=0, max=size - 1)
-    return BlockDiagonal(size, offset)
+    return Rule(lambda q, k: (q + offset) // size == (k + offset) // size)
 
 
 @pattern(
-    Example(
-        "block_causal(32)",
-        "chunks that see themselves and those before",
-        "N*(N + s)/2",
-        "2503.09573",
-        {"s": 32},
-    )
+    "block_causal(32)",
+    "chunks that see themselves and those before",
+    "N*(N + s)/2",
+    "2503.09573",
+    {"s": 32},
 )
 def block_causal(size: int) -> Mask:
     """Token blocks that see themselves and all before them: k // size <= q // size.
@@ -60,13 +52,11 @@ def block_causal(size: int) -> Mask:
 
 
 @pattern(
-    Example(
-        "block_diffusion(16)",
-        "training of block diffusion: the noisy sequence, and the clean one after it",
-        "N/2*(N/2 + s)",
-        "2503.09573",
-        {"s": 16},
-    )
+    "block_diffusion(16)",
+    "training of block diffusion: the noisy sequence, and the clean one after it",
+    "N/2*(N/2 + s)",
+    "2503.09573",
+    {"s": 16},
 )
 def block_diffusion(size: int) -> Mask:
     """Return the training mask of block diffusion (BD3-LM, arXiv 2503.09573), for [noisy; clean]
@@ -85,44 +75,28 @@ def block_diffusion(size: int) -> Mask:
     Raises:
         ValueError: at `build`, an odd length, or other queries than keys.
     """
-    return BlockDiffusion(integer("size", size, min=1))
+    size = integer("size", size, min=1)
 
-
-class BlockDiffusion(ByLength):
-    size: int
-
-    def at(self, grid: Grid) -> Leaf:
+    def at(grid: Grid) -> Rule:
         if grid.n_q != grid.n_k or grid.n_q % 2:
             raise ValueError(
-                f"n_q is {grid.n_q} and n_k {grid.n_k}, but {self} has two halves, noisy and "
-                "clean: give one even number for both"
+                f"n_q is {grid.n_q} and n_k {grid.n_k}, but block_diffusion({size}) has two halves,"
+                " noisy and clean: give one even number for both"
             )
         half = grid.n_q // 2
 
         def rule(q: Any, k: Any) -> Any:
-            q_block, k_block = q % half // self.size, k % half // self.size
+            q_block, k_block = q % half // size, k % half // size
             own = ((q < half) == (k < half)) & (q_block == k_block)
             return own | ((k >= half) & (k_block < q_block))
 
-        return where(rule)
+        return Rule(rule)
 
-
-class BlockDiagonal(Rule):
-    size: int
-    offset: int
-
-    def rule(self, h: Any, q: Any, k: Any) -> Any:
-        return (q + self.offset) // self.size == (k + self.offset) // self.size
+    return ByLength(at)
 
 
 @pattern(
-    Example(
-        "longnet(64, 4)",
-        "every 4th token of a segment",
-        "N*w/r**2",
-        "2307.02486",
-        {"w": 64, "r": 4},
-    )
+    "longnet(64, 4)", "every 4th token of a segment", "N*w/r**2", "2307.02486", {"w": 64, "r": 4}
 )
 def longnet(segment: int, ratio: int, offset: int = 0, *, per_head: bool = False) -> Mask:
     """Every `ratio`-th token of a segment sees the others of its segment that are chosen with it.
@@ -144,20 +118,12 @@ def longnet(segment: int, ratio: int, offset: int = 0, *, per_head: bool = False
     """
     segment, ratio = integer("segment", segment, min=1), integer("ratio", ratio, min=1)
     offset = integer("offset", offset, min=0, max=ratio - 1)
-    return LongNet(segment, ratio, offset, flag("per_head", per_head))
 
+    def rule(h: Any, q: Any, k: Any) -> Any:
+        chosen = (offset + h) % ratio
+        both = (q % segment % ratio == chosen) & (k % segment % ratio == chosen)
+        return (q // segment == k // segment) & both
 
-class LongNet(Rule):
-    size: int
-    ratio: int
-    first: int  # token of a segment that head 0 chooses
-    per_head: bool
-
-    @property
-    def period(self) -> int:
-        return self.ratio if self.per_head else 1
-
-    def rule(self, h: Any, q: Any, k: Any) -> Any:
-        chosen = (self.first + h * int(self.per_head)) % self.ratio
-        both = (q % self.size % self.ratio == chosen) & (k % self.size % self.ratio == chosen)
-        return (q // self.size == k // self.size) & both
+    if flag("per_head", per_head) and ratio > 1:
+        return Rule(rule, "hqk", ratio)
+    return Rule(lambda q, k: rule(0, q, k))

@@ -1,34 +1,30 @@
 """Sequences with a structure of their own: trees of shared prefixes, and histories of users."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaves.geometry import interval_runs, row_intervals, row_numbers
-from masks.leaves.leaf import Leaf
+from masks.leaves.leaf import ByLength, Leaf
 from masks.leaves.lengths import batch_extent, flat, read_lengths, read_rows
+from masks.predicate.table import table
+from masks.predicate.where import Rule
 from masks.registry import Example, canonical, pattern
-from masks.runs import Bools, Grid, Ints, Runs, expand
+from masks.runs import Grid, Ints
 
 __all__ = ["hstu", "prefix_tree"]
 SECTION = "Segments"  # of the gallery
 
-BLOCKS_AT_ONCE = 512  # arrays that stay in cache
-
 
 @pattern(
-    Example(
-        "prefix_tree((0, 48, 80, 128, 176), (256, 176, 128, 176, 256))",
-        "rollouts that share prefixes, every token once",
-        "N*(N + 1)/2 - 48**2 - 128*80",
-        "verl#6401",
-    ),
+    "prefix_tree((0, 48, 80, 128, 176), (256, 176, 128, 176, 256))",
+    "rollouts that share prefixes, every token once",
+    "N*(N + 1)/2 - 48**2 - 128*80",
+    "verl#6401",
     digest=True,
 )
 def prefix_tree(enter: Any, leave: Any) -> Mask:
@@ -59,7 +55,9 @@ def prefix_tree(enter: Any, leave: Any) -> Mask:
     if (counts := [*map(len, enters)]) != (others := [*map(len, leaves)]):
         raise ValueError(f"enter has {counts} nodes and leave {others}: give every node both")
     stop = _stacked([_leave_by_token(*nodes) for nodes in zip(enters, leaves, strict=True)])
-    return canonical(PrefixTree(stop, batch_extent(stop)), enter=flat(enters), leave=flat(leaves))
+    last = _by_token(stop)
+    mask = _covering("nodes", stop, lambda b, q, k: (k <= q) & (q < last(b, k)))
+    return canonical(mask, enter=flat(enters), leave=flat(leaves))
 
 
 def _leave_by_token(enter: tuple[int, ...], leave: tuple[int, ...]) -> Ints:
@@ -84,18 +82,18 @@ def _leave_by_token(enter: tuple[int, ...], leave: tuple[int, ...]) -> Ints:
 
 
 @pattern(
-    Example(
-        "hstu(256, targets=32, context=16)",
-        "a user of a recommender: context, history, and candidates that do not see each other",
-        "m*(m + 1)/2 + c*m - c*(c + 1)/2 + t*(m + 1)",
-        "2402.17152",
-        {"m": 224, "c": 16, "t": 32},
-    ),
-    Example(
-        "hstu((96, 160), targets=(16, 40), context=8, window=32)",
-        "two users, each with a window",
-        "",
-        "2402.17152",
+    "hstu(256, targets=32, context=16)",
+    "a user of a recommender: context, history, and candidates that do not see each other",
+    "m*(m + 1)/2 + c*m - c*(c + 1)/2 + t*(m + 1)",
+    "2402.17152",
+    {"m": 224, "c": 16, "t": 32},
+    also=(
+        Example(
+            "hstu((96, 160), targets=(16, 40), context=8, window=32)",
+            "two users, each with a window",
+            "",
+            "2402.17152",
+        ),
     ),
     digest=True,
 )
@@ -139,7 +137,11 @@ def hstu(
     first, stop = (_stacked(ends) for ends in zip(*spans, strict=True))
     counts = {count for row in last for count in row}
     shortest = counts.pop() if len(counts) == 1 else flat(last)
-    return canonical(Hstu(first, stop, batch_extent(first)), lengths=flat(rows), targets=shortest)
+    low, high = _by_token(first), _by_token(stop)
+    mask = _covering(
+        "users", first, lambda b, q, k: ((low(b, q) <= k) & (k < high(b, q))) | (q == k)
+    )
+    return canonical(mask, lengths=flat(rows), targets=shortest)
 
 
 def _spans(
@@ -169,99 +171,23 @@ def _stacked(rows: Sequence[Ints]) -> Ints:
     return np.stack([row[:n] for row in rows])
 
 
-def _cover(what: str, n: int, grid: Grid) -> None:
-    """Raise ValueError where n tokens do not reach the end of the grid."""
-    if n < max(grid.n_q, grid.n_k):
-        raise ValueError(
-            f"the {what} have {n} tokens together, but n_q is {grid.n_q} and n_k {grid.n_k}: add "
-            "one for the padding, or build for fewer tokens"
-        )
+def _by_token(numbers: Ints) -> Callable[[Any, Any], Any]:
+    """Return the function (b, token) that looks up numbers (batch entries, n)."""
+    n, entries = numbers.shape[1], table(numbers.ravel())
+    return lambda b, token: entries[b * n + token]
 
 
-def _alike(ends: tuple[Ints, ...], s: Ints, token: Ints, block: int, at: Ints, size: int) -> Ints:
-    """(T,) numbers, equal where the ends of the `block` tokens from token[t] on have equal places
-    among the `size` tokens from at[t] on, and the diagonal too.
-    """
-    content = np.empty((len(s), len(ends) * block + 1), np.int16)
-    content[:, -1] = np.clip(token - at, -max(size, block), max(size, block))
-    for begin in range(0, len(s), BLOCKS_AT_ONCE):
-        part = slice(begin, begin + BLOCKS_AT_ONCE)
-        tokens = np.clip(token[part, None] + np.arange(block), 0, ends[0].shape[1] - 1)
-        for i, end in enumerate(ends):
-            inside = content[part, i * block : (i + 1) * block]
-            inside[:] = np.clip(end[s[part, None], tokens] - at[part, None], 0, size)
-    return row_numbers(content)
+def _covering(what: str, numbers: Ints, rule: Callable[..., Any]) -> Leaf:
+    """Return the mask rule(b, q, k) for up to as many tokens as there are numbers of."""
+    n, batch = numbers.shape[1], batch_extent(numbers)
+    whole = Rule(partial(rule, 0)) if batch is None else Rule(rule, "bqk", batch=batch)
 
-
-class PrefixTree(Leaf):
-    stop: Ints  # (batch entries, n): key k is seen by the queries k <= q < stop[b, k]
-    batch: int | None
-
-    def runs(self, grid: Grid) -> Runs:
-        _cover("nodes", self.stop.shape[1], grid)
-        pieces = [
-            (s * grid.rows + row, first, after, np.full(len(row), code))
-            for s, stop in enumerate(self.stop[:, : grid.k_last[-1] + 1])
-            for code, row, first, after in self._touched_and_full(grid, stop)
-        ]
-        return interval_runs(grid, *map(np.concatenate, zip(*pieces, strict=True)))
-
-    def _touched_and_full(self, grid: Grid, stop: Ints) -> Iterator[tuple[int, Ints, Ints, Ints]]:
-        """(code, rows, first columns, columns after the last) of intervals of blocks.
-
-        A column touches, and fills, the rows from the diagonal to where one, or all, of its keys
-        are last seen. Neighbours that end in one row make one interval of every row.
-        """
-        most, least = (f.reduceat(stop, grid.k_first) for f in (np.maximum, np.minimum))
-        for code, end, q, k in (
-            (rl.MIXED, np.searchsorted(grid.q_first, most), grid.q_last, grid.k_first),
-            (rl.FULL, np.searchsorted(grid.q_last, least), grid.q_first, grid.k_last),
-        ):
-            first = np.flatnonzero(np.diff(end, prepend=-1))
-            i, row = expand(np.searchsorted(q, k[first]), end[first])
-            after = np.minimum(
-                np.append(first[1:], grid.cols)[i], np.searchsorted(k, q, "right")[row]
+    def at(grid: Grid) -> Rule:
+        if n < max(grid.n_q, grid.n_k):
+            raise ValueError(
+                f"the {what} have {n} tokens together, but n_q is {grid.n_q} and n_k {grid.n_k}: "
+                "add one for the padding, or build for fewer tokens"
             )
-            yield code, row, first[i], after
+        return whole
 
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return (k <= q) & (q < self.stop[s, k])
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # The last query of every key, and the diagonal, as far as they lie in the block.
-        q, k = grid.q_token(row), grid.k_token(col)
-        ends = (self.stop[:, : grid.n_k],)
-        return _alike(ends, s, k, grid.block_k, q, grid.block_q)
-
-
-class Hstu(Leaf):
-    first: Ints  # (batch entries, n): query q sees the keys first[b, q] <= k < stop[b, q], and q
-    stop: Ints
-    batch: int | None
-
-    def runs(self, grid: Grid) -> Runs:
-        _cover("users", self.stop.shape[1], grid)
-        count = int(grid.q_last[-1]) + 1
-        token = np.arange(count)
-        first, stop = self.first[:, :count], self.stop[:, :count]
-        lowest, highest = (
-            partial(end.reduceat, indices=grid.q_first, axis=1) for end in (np.minimum, np.maximum)
-        )
-        touched = (
-            np.searchsorted(grid.k_last, lowest(np.minimum(first, token)).ravel()),
-            np.searchsorted(grid.k_first, highest(np.maximum(stop, token + 1)).ravel()),
-        )
-        filled = (
-            np.searchsorted(grid.k_first, highest(first).ravel()),
-            np.searchsorted(grid.k_last, lowest(stop).ravel()),
-        )
-        return row_intervals(grid, touched, filled)
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return ((self.first[s, q] <= k) & (k < self.stop[s, q])) | (q == k)
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # Where the keys of every query begin and end, and the diagonal, as far as in the block.
-        q, k = grid.q_token(row), grid.k_token(col)
-        ends = self.first[:, : grid.n_q], self.stop[:, : grid.n_q]
-        return _alike(ends, s, q, grid.block_q, k, grid.block_k)
+    return ByLength(at, batch=batch)

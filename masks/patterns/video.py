@@ -10,22 +10,21 @@ from masks.checks import integer
 from masks.leaves.geometry import interval_runs, rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf
 from masks.patterns.segments import block_causal
-from masks.predicate.where import where
-from masks.registry import Example, pattern
+from masks.predicate.where import Rule
+from masks.registry import pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
+from masks.types import Moves
 
 __all__ = ["frame_causal", "radial"]
 SECTION = "Images and video"  # of the gallery
 
 
 @pattern(
-    Example(
-        "frame_causal(16, window=4, sinks=1)",
-        "frames of a video one after another, with a window and a sink",
-        "(m*w - w*(w - 1)/2 + (m - w)*g - g*(g - 1)/2)*s**2",
-        "2412.07772",
-        {"m": 16, "s": 16, "w": 4, "g": 1},
-    )
+    "frame_causal(16, window=4, sinks=1)",
+    "frames of a video one after another, with a window and a sink",
+    "(m*w - w*(w - 1)/2 + (m - w)*g - g*(g - 1)/2)*s**2",
+    "2412.07772",
+    {"m": 16, "s": 16, "w": 4, "g": 1},
 )
 def frame_causal(tokens: int, window: int | None = None, *, sinks: int = 0, chunk: int = 1) -> Mask:
     """Video frames that see themselves in full, and the frames before them.
@@ -55,16 +54,14 @@ def frame_causal(tokens: int, window: int | None = None, *, sinks: int = 0, chun
         end = (q // size + 1) * size
         return (k < end) & ((k >= end - window * tokens) | (k < sinks * tokens))
 
-    return where(rule)
+    return Rule(rule)
 
 
 @pattern(
-    Example(
-        "radial(8)",
-        "frames of a video: the window halves as their distance doubles",
-        "94*64 + 118*44 + 212*22 + (328 + 144)*8",
-        "2506.19852",
-    )
+    "radial(8)",
+    "frames of a video: the window halves as their distance doubles",
+    "94*64 + 118*44 + 212*22 + (328 + 144)*8",
+    "2506.19852",
 )
 def radial(tokens: int, *, least: int = 1) -> Mask:
     """Radial attention (arXiv 2506.19852): the further apart two frames, the narrower the window.
@@ -91,8 +88,8 @@ class Radial(Leaf):
     tokens: int
     least: int
 
-    def moves(self) -> tuple[int, ...]:
-        return (self.tokens,)
+    def moves(self) -> Moves:
+        return Moves(self.tokens)
 
     def _width(self, apart: Ints) -> Ints:
         """Places of frames so far apart see each other less than this apart; 0: never."""

@@ -21,6 +21,7 @@ from masks.predicate.expression import (
     Expression,
     Unsupported,
     constant,
+    inputs,
 )
 from masks.runs import EMPTY, FULL, MIXED, Bools, Codes
 
@@ -54,19 +55,11 @@ class Bounds:
             if node.op in self.symbols:
                 found = self.symbols[node.op]
             else:
-                found = RULES[node.op](node, *map(self._of, _inputs(node)))
+                found = RULES[node.op](node, *map(self._of, inputs(node)))
             if node.kind == REAL:
                 found = _finite(*found)
             self.known[node] = found
         return found
-
-
-def _inputs(node: Expression) -> tuple[Expression, ...]:
-    """Return the operands that the rule of a node wants: of integers compared only the
-    difference.
-    """
-    difference = node.kind == BOOL and len(node.args) == 3 and node.op != "where"
-    return node.args[:1] if difference else node.args
 
 
 def _finite(low: NDArray, high: NDArray) -> Range:

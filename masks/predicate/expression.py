@@ -84,6 +84,12 @@ def constant(x: Expression) -> int | None:
     return x.data[0] if x.op == "sum" and not x.args else None
 
 
+def inputs(node: Expression) -> tuple[Expression, ...]:
+    """Return the operands; of integers that are compared only the difference."""
+    difference = node.kind == BOOL and len(node.args) == 3 and node.op != "where"
+    return node.args[:1] if difference else node.args
+
+
 def whole(offset: int, terms: dict[Expression, int]) -> Expression:
     """offset + the sum of factor * atom"""
     terms = {atom: factor for atom, factor in terms.items() if factor}

@@ -206,7 +206,7 @@ def where(condition: Any, x: Any, y: Any) -> Expression:
 def isin(x: Any, values: Any, *, invert: bool = False) -> Expression:
     (x,) = _integers("np.isin", x)
     chosen = np.unique(np.asarray(values))
-    if chosen.dtype.kind != "i" or len(chosen) == 0:
+    if chosen.dtype.kind != "i" and len(chosen):
         raise Unsupported("np.isin with values that are no signed integers")
     found = Expression("isin", BOOL, (x,), chosen.astype(np.int64))
     return logical_not(found) if invert else found

@@ -105,16 +105,3 @@ class Table:
                 levels.append(extreme(levels[-1][:-half], levels[-1][half:]))
             ranges.append((to_left, to_right, levels))
         return ranges
-
-
-def tables_of(node: Expression, side: str) -> list[Table] | None:
-    """Return the tables through which an expression sees "q" or "k"; None where it sees it
-    otherwise.
-    """
-    if node.op == side:
-        return None
-    if node.op == "entry" and node.args[0].data == (0, (1,)) and node.args[0].args[0].op == side:
-        return [node.data]
-    found = [tables_of(arg, side) for arg in node.args]
-    known = [tables for tables in found if tables is not None]
-    return [table for tables in known for table in tables] if len(known) == len(found) else None

@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -10,19 +10,17 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from masks import runs as rl
-from masks.algebra import Mask
 from masks.checks import argument_places, flag, integer
 from masks.leaves.geometry import rectangle_runs
-from masks.leaves.leaf import Leaf
-from masks.predicate.block_signature import BlockSignature, combine
+from masks.leaves.leaf import Leaf, aligned
+from masks.predicate.alike import BlockSignature, combine, moves_of, tables_of
 from masks.predicate.bounds import Bounds, check_size
 from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, atom, lift
-from masks.predicate.moves import moves
-from masks.predicate.table import Table, tables_of
+from masks.predicate.table import Table
 from masks.quadtree import Squares, classify
-from masks.registry import PATTERNS, Example, canonical, pattern
+from masks.registry import canonical, pattern
 from masks.runs import Bools, Codes, Grid, Ints, Runs, quotient
-from masks.types import Changes, Placed
+from masks.types import Changes, Moves, Placed
 
 __all__ = ["where"]
 SECTION = "Composition"  # of the gallery
@@ -42,7 +40,7 @@ _functions: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
 _counter = itertools.count(1)
 
 
-@pattern(Example("where(lambda q, k: (q - k) % 24 < 6)", "any formula"))
+@pattern("where(lambda q, k: (q - k) % 24 < 6)", "any formula")
 def where(
     fn: Callable[..., Any], *, per_head: bool = False, batch: int | None = None
 ) -> "Predicate":
@@ -85,7 +83,9 @@ def where(
         rule, reason = _trace(fn, places), ""
     except Exception as error:
         rule, reason = None, str(error) or type(error).__name__
-    return canonical(Predicate(fn, name, places, rule, reason, per_head, batch), fn=_word(fn, name))
+    period = 0 if per_head else 1
+    mask = Predicate(fn, places, period, batch, name, rule, reason)
+    return canonical(mask, fn=_word(fn, name))
 
 
 def _word(fn: Callable[..., Any], name: str) -> str:
@@ -142,20 +142,37 @@ def _trace(fn: Callable[..., Any], places: tuple[str, ...]) -> Expression:
 
 
 class Rule(Leaf):
-    """A pattern that is given by its definition alone: everything follows from the formula."""
+    """A pattern that is given by its definition alone: everything follows from the formula.
 
-    def rule(self, h: Any, q: Any, k: Any) -> Any:
-        """Return whether key k is allowed for query q in head h, for arrays and for symbols."""
-        raise NotImplementedError
+    Attributes:
+        fn: whether a key is allowed for a query, for arrays and for symbols.
+        places: its arguments in order: q and k, for a mask that differs among them also the head h
+            and the batch entry b.
+        period, batch: as in `Mask`.
+    """
+
+    fn: Callable[..., Any]
+    places: Sequence[str] = "qk"
+    period: int = 1
+    batch: int | None = None
+
+    @property
+    def per_head(self) -> bool:  # type: ignore[override]
+        return "h" in self.places
 
     @cached_property
     def expression(self) -> Expression | None:
         """What the rule computes."""
-        return lift(self.rule(*map(atom, "hqk")))
+        return lift(self.fn(*map(atom, self.places)))
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        given = {"b": s // grid.heads, "h": s % grid.heads, "q": q, "k": k}
         shape = np.broadcast_shapes(s.shape, q.shape, k.shape)
-        return np.broadcast_to(self.rule(s % grid.heads, q, k), shape)
+        return np.broadcast_to(self.call(*[given[place] for place in self.places]), shape)
+
+    def call(self, *arrays: Ints) -> Bools:
+        """Return whether the keys are allowed for the queries."""
+        return self.fn(*arrays)
 
     def runs(self, grid: Grid) -> Runs:
         rule, segments = self.expression, self._segments(grid)
@@ -168,8 +185,8 @@ class Rule(Leaf):
 
         return classify(grid, codes)
 
-    def moves(self) -> tuple[int, ...] | None:
-        return None if self.expression is None else moves(self.expression)
+    def moves(self) -> Moves | None:
+        return None if self.expression is None else moves_of(self.expression)
 
     @cached_property
     def _tables(self) -> dict[str, list[Table] | None]:
@@ -226,8 +243,8 @@ class Rule(Leaf):
         origins |= {"b": s // grid.heads, "h": s % grid.heads}
         with np.errstate(all="ignore"):
             bounds = self._bounds(grid, Squares(1, s, row, col))
-            columns = BlockSignature(bounds, origins).columns(self.expression)  # pyright: ignore[reportArgumentType]
-            return combine(columns)
+            alike = BlockSignature(bounds, origins, {"q": grid.block_q, "k": grid.block_k})
+            return combine(alike.columns(self.expression))  # pyright: ignore[reportArgumentType]
 
     def _bounds(self, grid: Grid, squares: Squares) -> Bounds:
         size, s, row, col = squares
@@ -244,26 +261,26 @@ class Rule(Leaf):
         )
 
 
+def by_distance(fn: Callable[[Any], Any], align: str = "top_left") -> Leaf:
+    """Return the mask of fn(d) for the distance d = q - k, counted as `align` says."""
+    return aligned(align, lambda shift: Rule(lambda q, k: fn(q + shift - k)))
+
+
 class Predicate(Rule):
     """A function of token numbers, with what it computes, or the `reason` why that is not known."""
 
-    fn: Callable[..., Any]
-    name: str
-    places: tuple[str, ...]  # the arguments of fn, in its order
-    traced: Expression | None
-    reason: str
-    per_head: bool
-    batch: int | None
+    name: str = ""
+    traced: Expression | None = None
+    reason: str = ""
     anonymous: bool = True  # not returned by a function with @masks.pattern()
     spelled = False
 
     @property
-    def period(self) -> int:
-        return 0 if self.per_head else 1
-
-    @property
     def expression(self) -> Expression | None:  # type: ignore[override]
         return self.traced
+
+    def call(self, *arrays: Ints) -> Bools:
+        return _call(self.fn, self.name, arrays)
 
     def runs(self, grid: Grid) -> Runs:
         rule, reason = self._rule(grid)
@@ -276,12 +293,6 @@ class Predicate(Rule):
             )
             return rl.constant(rl.MIXED)
         return super().runs(grid)
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        given = {"b": s // grid.heads, "h": s % grid.heads, "q": q, "k": k}
-        shape = np.broadcast_shapes(s.shape, q.shape, k.shape)
-        arrays = tuple(given[place] for place in self.places)
-        return np.broadcast_to(_call(self.fn, self.name, arrays), shape)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         if self._rule(grid)[0] is None:
@@ -320,11 +331,6 @@ class Predicate(Rule):
 
     def __reduce__(self):
         if not self.anonymous:
-            return _made, (self.kind, self.arguments)
+            return super().__reduce__()
         # pickle raises where it cannot find fn by name
         return partial(where, per_head=self.per_head, batch=self.batch), (self.fn,)
-
-
-def _made(kind: str, arguments: dict[str, Any]) -> Mask:
-    """Return the mask of a registered function."""
-    return PATTERNS[kind].function(**arguments)

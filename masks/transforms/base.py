@@ -61,5 +61,8 @@ class Transformed(Mask):
     def repeats(self, grid: Grid) -> Repeats | None:
         return self.transform.repeats(self.part, grid)
 
+    def moves(self) -> None:
+        return None
+
     def place(self, grid: Grid) -> Placed:
         return place_own(self, grid, lambda own: self.transform.place(self.part, own))

@@ -9,20 +9,18 @@ from masks.algebra import Mask
 from masks.checks import integer
 from masks.leaves.lengths import FAR, Cuts, Lengths, flat, read_both
 from masks.patterns.documents import documents
-from masks.registry import Example, canonical, transform
+from masks.registry import canonical, transform
 from masks.runs import Grid
 from masks.transforms.base import Placing
 from masks.transforms.pieces import Pieces
-from masks.types import Placed, Repeats
+from masks.types import Moves, Placed, Repeats
 
 __all__ = ["packed", "shift"]
 
 MOST = FAR // 4  # so that tokens that are moved stay apart from those of other batch entries
 
 
-@transform(
-    Example("strided(16) >> packed((60, 100, 96))", "the mask once in every document"), digest=True
-)
+@transform("strided(16) >> packed((60, 100, 96))", "the mask once in every document", digest=True)
 def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
     """Lay the mask into every one of the documents that are packed into a sequence.
 
@@ -52,14 +50,12 @@ class Pack(Placing):
         q, k = Cuts.of(self.lengths), Cuts.of(self.key_lengths)
         q.cover("n_q", grid.n_q)
         k.cover("n_k", grid.n_k)
-        if self.lengths == self.key_lengths and len(self.lengths) == 1:
-            laid = part.laid(q.start, q.stop)
-            if laid is not None:
-                return (laid & documents(self.lengths)).place(grid)
+        if self.lengths == self.key_lengths and part.moves() == Moves(1):  # from any first token
+            return (part & documents(self.lengths)).place(grid)
         return Pieces(part, grid, q, k).place()
 
 
-@transform(Example("sliding(48) >> shift(64)", "64 tokens later"), written=2)
+@transform("sliding(48) >> shift(64)", "64 tokens later", written=2)
 def shift(q: int, k: int | None = None) -> "Shift":
     """Move a mask `q` queries down and `k` keys to the right: (i, j) comes from (i - q, j - k).
 

@@ -11,12 +11,12 @@ from masks.checks import choice
 from masks.leaves.canvas import OnCanvas, canvas_extents, per_axis, shortest
 from masks.leaves.geometry import row_numbers
 from masks.leaves.leaf import by_code, place_own
-from masks.registry import Example, canonical, transform
+from masks.registry import canonical, transform
 from masks.runs import Bools, Grid, Ints, Runs
 from masks.transforms.base import Placing
 from masks.transforms.curves import given_order, hilbert_order, morton_order, tiled_order
 from masks.transforms.regroup import Side, regroup
-from masks.types import Placed
+from masks.types import Moves, Placed
 
 __all__ = ["hilbert", "morton", "permuted", "tiled"]
 
@@ -24,11 +24,9 @@ SIDES = ("both", "queries", "keys")
 
 
 @transform(
-    Example(
-        "neighborhood((16, 16), 5) >> tiled((16, 16), 4)",
-        "tiles of the image in turn: fewer blocks",
-        "N*25",
-    )
+    "neighborhood((16, 16), 5) >> tiled((16, 16), 4)",
+    "tiles of the image in turn: fewer blocks",
+    "N*25",
 )
 def tiled(canvas: tuple[int, ...], tile: int | tuple[int, ...], *, side: str = "both") -> "Reorder":
     """Put the tokens of a canvas tile by tile, and row by row within a tile.
@@ -50,9 +48,7 @@ def tiled(canvas: tuple[int, ...], tile: int | tuple[int, ...], *, side: str = "
     return canonical(mask, tile=shortest(tiles))
 
 
-@transform(
-    Example("neighborhood((16, 16), 5) >> morton((16, 16))", "the image along a Z curve", "N*25")
-)
+@transform("neighborhood((16, 16), 5) >> morton((16, 16))", "the image along a Z curve", "N*25")
 def morton(canvas: tuple[int, ...], *, side: str = "both") -> "Reorder":
     """Put the tokens of a canvas along a Z-order curve; arguments and use as in `tiled`.
 
@@ -64,9 +60,7 @@ def morton(canvas: tuple[int, ...], *, side: str = "both") -> "Reorder":
 
 
 @transform(
-    Example(
-        "neighborhood((16, 16), 5) >> hilbert((16, 16))", "the image along a Hilbert curve", "N*25"
-    )
+    "neighborhood((16, 16), 5) >> hilbert((16, 16))", "the image along a Hilbert curve", "N*25"
 )
 def hilbert(canvas: tuple[int, int], *, side: str = "both") -> "Reorder":
     """Put the tokens of an image along a Hilbert curve; arguments and use as in `tiled`.
@@ -82,9 +76,9 @@ def hilbert(canvas: tuple[int, int], *, side: str = "both") -> "Reorder":
 
 
 @transform(
-    Example(
-        "causal() >> permuted(tuple(range(255, -1, -1)))", "any order of the tokens", "N*(N + 1)/2"
-    ),
+    "causal() >> permuted(tuple(range(255, -1, -1)))",
+    "any order of the tokens",
+    "N*(N + 1)/2",
     digest=True,
 )
 def permuted(order: ArrayLike, *, side: str = "both") -> "Reorder":
@@ -153,15 +147,11 @@ class Reorder(Placing):
         inner = part.place(fine)
         runs = regroup(inner.runs, grid, rows, cols)
         moves = part.moves()
-        signature = (
-            by_code(runs, lambda x: x) if moves is None else _alike(runs, grid, q, k, *moves)
-        )
+        signature = by_code(runs, lambda x: x) if moves is None else _alike(runs, grid, q, k, moves)
         return Placed(runs, lambda s, i, j: inner.allowed(s, q[i], k[j]), signature)
 
 
-def _alike(
-    runs: Runs, grid: Grid, q: Ints, k: Ints, period: int, first_q: int = 0, first_k: int = 0
-) -> Callable[[Ints], list[Ints]]:
+def _alike(runs: Runs, grid: Grid, q: Ints, k: Ints, moves: Moves) -> Callable[[Ints], list[Ints]]:
     """Signature of a mask that repeats as `Mask.moves` says, in another order of the tokens.
 
     A tile follows from where the tokens of each side lie relative to the first one, from how far
@@ -177,11 +167,11 @@ def _alike(
 
     def signature(x: Ints) -> list[Ints]:
         s, row, col = grid.split(x)
-        at_q, kind_q, q_repeats = side(q, grid.q_token(row), grid.block_q, first_q)
-        at_k, kind_k, k_repeats = side(k, grid.k_token(col), grid.block_k, first_k)
+        at_q, kind_q, q_repeats = side(q, grid.q_token(row), grid.block_q, moves.cuts[-1])
+        at_k, kind_k, k_repeats = side(k, grid.k_token(col), grid.block_k, moves.first_k)
         known = np.where(q_repeats & k_repeats, -1, x)
         codes = runs.at(x).astype(np.int64)
-        return [codes, s, known, kind_q, kind_k, at_q - at_k, at_q % period]
+        return [codes, s, known, kind_q, kind_k, at_q - at_k, at_q % moves.period]
 
     return signature
 

@@ -11,7 +11,7 @@ from masks.build import settle
 from masks.checks import choice, integer
 from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.token_blocks import SMALL
-from masks.registry import Example, canonical, transform
+from masks.registry import canonical, transform
 from masks.runs import Bools, Codes, Grid, Ints, Runs, quotient
 from masks.tiles import PAIRS_AT_ONCE
 from masks.transforms.base import Placing
@@ -20,7 +20,7 @@ from masks.types import Placed, Repeats
 __all__ = ["snap"]
 
 
-@transform(Example("local(20) >> snap(16)", "rounded to whole blocks, outward"))
+@transform("local(20) >> snap(16)", "rounded to whole blocks, outward")
 def snap(block: int | tuple[int, int], how: str = "outward") -> "Snap":
     """Round a mask to whole token blocks (q // block, k // block), as kernels without tiles do.
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import masks
+from experiments.lra.masks import lra_bigbird
 from masks import BlockMask
+from masks.patterns.bands import log_sparse
 from masks.patterns.columns import vertical_slash
-from masks.patterns.distances import log_sparse
 from masks.patterns.documents import documents, documents_from_ids, documents_from_offsets
 from masks.patterns.neighborhood import neighborhood
-from masks.presets.lra import lra_bigbird
 from tests.masks.helpers import dense
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import masks
-from masks import patterns, presets, transforms
+from masks import patterns, transforms
 from masks.registry import PATTERNS, TRANSFORMS, Entry, Example, canonical
 from tests.masks.brute import brute_dense, check
 from tests.masks.helpers import mask_of
@@ -25,7 +25,7 @@ def test_everything_has_an_example_and_a_docstring(entry: Entry):
     assert all(entry.function.__name__ in example.code for example in entry.examples)
 
 
-@pytest.mark.parametrize("package", [patterns, transforms, presets], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("package", [patterns, transforms], ids=lambda p: p.__name__)
 def test_every_family_is_exported(package):
     for found in pkgutil.iter_modules(package.__path__):
         family = importlib.import_module(f"{package.__name__}.{found.name}")

@@ -1,7 +1,7 @@
 """The patterns of the property tests, one family a file.
 
-A family says of every leaf class, or of every pattern that is a rule for `where`, which pairs it
-allows (`@oracle`), in the plainest words and independently of the code under test. It also makes
+A family says of every pattern and transform which pairs it allows (`@oracle`), in the plainest
+words and independently of the code under test. It also makes
 random masks of its own (`@leaf`). Importing this package imports them all.
 """
 
@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,18 @@ from masks import Mask
 Oracle = Callable[[Mask, int, int, int], np.ndarray]
 Maker = Callable[[random.Random, int, int], Mask]
 
-ORACLES: dict[type | str, Oracle] = {}  # by leaf class, or by the name of the pattern
+ORACLES: dict[type | str, Oracle] = {}  # by the name of the pattern, or by class
 LEAVES: list[Maker] = []
 VARIED: list[Maker] = []
 BATCH, HEADS = 2, 4  # of the masks that `varied` makes
 
 
-def oracle(kind: type | str) -> Callable[[Oracle], Oracle]:
+def oracle(*kinds: type | str) -> Callable[[Oracle], Oracle]:
     """Decorator of (mask, n_q, n_k, heads) -> bool, broadcasting to (batch, heads, n_q, n_k)."""
 
     def register(function: Oracle) -> Oracle:
-        assert kind not in ORACLES, kind
-        ORACLES[kind] = function
+        assert ORACLES.keys().isdisjoint(kinds), kinds
+        ORACLES.update(dict.fromkeys(kinds, function))
         return function
 
     return register
@@ -59,7 +60,12 @@ def any_align(rng: random.Random) -> str:
 def distance(mask: Any, n_q: int, n_k: int) -> np.ndarray:
     """q - k, with queries counted as the mask says."""
     q, k = positions(n_q, n_k)
-    return q + (n_k - n_q if mask.align == "bottom_right" else 0) - k
+    return q + (n_k - n_q if mask.arguments["align"] == "bottom_right" else 0) - k
+
+
+def given(mask: Any) -> SimpleNamespace:
+    """The arguments that a mask was made with."""
+    return SimpleNamespace(**mask.arguments)
 
 
 for module in pkgutil.iter_modules(__path__):

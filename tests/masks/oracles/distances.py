@@ -1,4 +1,4 @@
-"""Patterns of the distance; and LogSparse as the copied code makes it, anchor by anchor."""
+"""Patterns of the distance, the Sparse Transformer, LogSparse as the copied code makes it."""
 
 import math
 import random
@@ -7,8 +7,7 @@ import numpy as np
 
 import masks
 from masks import Mask
-from masks.patterns.distances import Diagonals, Dilated, LogSparse, PowerOfTwo, PowerOfTwoBlocks
-from tests.masks.oracles import any_align, distance, leaf, oracle, positions
+from tests.masks.oracles import any_align, distance, given, leaf, oracle, positions, varied
 
 
 @leaf
@@ -17,10 +16,10 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.dilated(extent, step, align=any_align(rng))
 
 
-@oracle(Dilated)
-def _(mask: Dilated, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    d = distance(mask, n_q, n_k)
-    return (-mask.extent <= d) & (d <= mask.extent) & (d // mask.step * mask.step == d)
+@oracle("dilated")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    d, called = distance(mask, n_q, n_k), given(mask)
+    return (abs(d) <= called.extent) & (d // called.step * called.step == d)
 
 
 @leaf
@@ -29,10 +28,10 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.diagonals(tuple(rng.sample(range(-170, 170), count)), align=any_align(rng))
 
 
-@oracle(Diagonals)
-def _(mask: Diagonals, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle("diagonals")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     d = distance(mask, n_q, n_k)
-    return np.any([d == x for x in (*mask.distances, 10**6)], axis=0)
+    return np.any([d == x for x in (*mask.arguments["distances"], 10**6)], axis=0)
 
 
 @leaf
@@ -42,15 +41,13 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.power_of_two(rng.choice([2, 7, 16, 24, 48]))
 
 
-@oracle(PowerOfTwo)
-def _(mask: PowerOfTwo, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    return is_power_or_zero(distance(mask, n_q, n_k))
-
-
-@oracle(PowerOfTwoBlocks)
-def _(mask: PowerOfTwoBlocks, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle("power_of_two")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    block = mask.arguments["block"]
+    if block == 1:
+        return is_power_or_zero(distance(mask, n_q, n_k))
     q, k = positions(n_q, n_k)
-    return is_power_or_zero(q // mask.block - k // mask.block)
+    return is_power_or_zero(q // block - k // block)
 
 
 def is_power_or_zero(d: np.ndarray) -> np.ndarray:
@@ -66,9 +63,11 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.log_sparse(window, rng.choice([2, 3, 5, 6, 11, 16, 20, 37, 64, 100]))
 
 
-@oracle(LogSparse)
-def _(mask: LogSparse, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    return np.array([log_sparse_row(q, mask.window, mask.restart, n_k) for q in range(n_q)])
+@oracle("log_sparse")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    window = mask.arguments["window"]
+    restart = mask.arguments["restart"] or window
+    return np.array([log_sparse_row(q, window, restart, n_k) for q in range(n_q)])
 
 
 def log_sparse_row(q: int, window: int, restart: int, n_k: int) -> list[bool]:
@@ -84,3 +83,39 @@ def log_sparse_row(q: int, window: int, restart: int, n_k: int) -> list[bool]:
             reach = [near - 1 + 2**i for i in range(near)]
             seen |= {anchor - d for d in reach if d <= restart and d <= anchor}
     return [k in seen for k in range(n_k)]
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    stride = rng.choice([1, 2, 7, 16, 24, 50, 64, 200])
+    return masks.strided(stride, align=any_align(rng))
+
+
+@oracle("strided")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    d, stride = distance(mask, n_q, n_k), mask.arguments["stride"]
+    multiples = np.isin(d, range(0, 1000, stride))
+    return multiples | ((d >= 0) & (d < stride))
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    stride = rng.choice([1, 2, 7, 16, 24, 50, 64, 200, 2**60])
+    return masks.fixed(stride, min(stride, rng.choice([0, 1, 8, 20, 64, 2**60 - 9])))
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    stride, vertices = rng.choice([8, 16, 24, 50, 64]), rng.choice([1, 2, 4])
+    return masks.fixed(stride, rng.randrange(stride // vertices + 1), vertices)
+
+
+@oracle("fixed")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    q, k = positions(n_q, n_k)
+    dense, called = [], given(mask)
+    for head in range(heads if called.vertices > 1 else 1):
+        end = called.stride - head % called.vertices * called.summary
+        group = (k % called.stride < end) & (k % called.stride >= end - called.summary)
+        dense.append((k <= q) & ((q // called.stride == k // called.stride) | group))
+    return np.array(dense)

@@ -6,7 +6,7 @@ import numpy as np
 
 from masks import Mask
 from masks.patterns.bigbird import BigBird, bigbird, etc_, longformer
-from masks.patterns.bigbird_compat import BigBirdCompat, bigbird_compat
+from masks.patterns.bigbird_compat import bigbird_compat
 from masks.patterns.butterfly import butterfly, pixelfly
 from masks.patterns.expander import RegularGraph, expander, random_regular
 from masks.patterns.random_blocks import Hubs, RandomBlocks, hubs, random_blocks
@@ -142,13 +142,14 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return bigbird_compat(rng.choice([5, 7, 16]), rng.choice([1, 2, 3]), seed=rng.randrange(100))
 
 
-@oracle(BigBirdCompat)
-def _(mask: BigBirdCompat, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle("bigbird_compat")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     """Without the plan of the paper, which needs 1024 tokens."""
-    n, end = -(-max(n_q, n_k) // mask.block), 2 * mask.random + 5
+    block, random, seed = (mask.arguments[name] for name in ("block", "random", "seed"))
+    n, end = -(-max(n_q, n_k) // block), 2 * random + 5
     blocks = np.zeros((heads, n, n), bool)
     blocks[:, [0, -1]] = blocks[:, :, [0, -1]] = True
-    stream = np.random.RandomState(mask.seed)
+    stream = np.random.RandomState(seed)
     for row in range(1, n - 1):
         blocks[:, row, row - 1 : row + 2] = True
         for head in range(heads):
@@ -156,8 +157,8 @@ def _(mask: BigBirdCompat, n_q: int, n_k: int, heads: int) -> np.ndarray:
             illegal += [end - 2] if row == 1 else [1] if row == end - 2 else []
             legal = [x for x in stream.permutation(np.arange(end)) if x not in illegal]
             if n > end:
-                blocks[head, row, legal[: mask.random]] = True
-    return tokens(blocks | (n <= end), mask.block, n_q, n_k)
+                blocks[head, row, legal[:random]] = True
+    return tokens(blocks | (n <= end), block, n_q, n_k)
 
 
 def any_graph(rng: random.Random, **options) -> Mask:

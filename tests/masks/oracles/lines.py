@@ -6,8 +6,6 @@ import numpy as np
 
 import masks
 from masks import Mask
-from masks.leaves.lines import Lines
-from masks.patterns.columns import LastRows
 from tests.masks.oracles import any_align, leaf, oracle, positions
 
 
@@ -22,8 +20,8 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return make(rng.randrange(80) if make in of_count else tokens(rng))
 
 
-@oracle(Lines)
-def _(mask: Lines, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle("sinks", "keys_at", "global_tokens", "global_at", "global_rows")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     """From the arguments of the call: columns, rows or both."""
     chosen = mask.arguments.get("tokens", range(mask.arguments.get("n", 0)))
     row = np.array([[q in chosen] for q in range(n_q)])
@@ -31,9 +29,9 @@ def _(mask: Lines, n_q: int, n_k: int, heads: int) -> np.ndarray:
     return (row & (mask.kind not in ("sinks", "keys_at"))) | (col & (mask.kind != "global_rows"))
 
 
-@oracle(LastRows)
-def _(mask: LastRows, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    return positions(n_q, n_k)[0] >= n_q - mask.n
+@oracle("last_rows")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    return positions(n_q, n_k)[0] >= n_q - mask.arguments["n"]
 
 
 @leaf

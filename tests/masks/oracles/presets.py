@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 
+from experiments.lra import masks as lra
 from masks import Mask
-from masks.presets import lra
-from tests.masks.oracles import leaf, oracle, positions, varied
+from tests.masks.oracles import given, leaf, oracle, positions, varied
 from tests.masks.oracles.graphs import tokens
 
 
@@ -28,34 +28,35 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return lra.lra_bigbird(rng.choice([5, 7, 16]), rng.choice([1, 3]), seed=rng.randrange(100))
 
 
-@oracle(lra.Interleaved)
-def _(mask: lra.Interleaved, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle("lra_local")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     """The code's reshape: tokens are laid out as (block, chunks), padded by 1..block of them."""
     n = max(n_q, n_k)
-    padded = n + mask.block - n % mask.block
-    chunk = np.arange(padded).reshape(mask.block, -1)
+    block = mask.arguments["block"]
+    padded = n + block - n % block
+    chunk = np.arange(padded).reshape(block, -1)
     column = np.empty(padded, int)
     for i in range(chunk.shape[1]):
         column[chunk[:, i]] = i
     return column[:n_q, None] == column[None, :n_k]
 
 
-@oracle(lra.FixedLRA)
-def _(mask: lra.FixedLRA, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    q, k = positions(n_q, n_k)
-    first = q // mask.stride == k // mask.stride
-    remainder = k % mask.stride
-    second = (remainder == 0) | (remainder >= mask.stride - mask.summary)
+@oracle("lra_fixed")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    (q, k), called = positions(n_q, n_k), given(mask)
+    first = q // called.stride == k // called.stride
+    remainder = k % called.stride
+    second = (remainder == 0) | (remainder >= called.stride - called.summary)
     return (k <= q) & (first | second)
 
 
-@oracle(lra.BigBirdLRA)
-def _(mask: lra.BigBirdLRA, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    b, r = mask.block, mask.random
+@oracle("lra_bigbird")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    b, r, seed = (mask.arguments[name] for name in ("block", "random", "seed"))
     n = max(n_q, n_k)
     padded = n + b - n % b
     m = padded // b
-    stream = np.random.RandomState(mask.seed)
+    stream = np.random.RandomState(seed)
     a = np.arange(1, m - 1)
     focus = min(padded, 1024)
     last = focus // b - 1 if focus > 2 * b else m - 1

@@ -8,8 +8,7 @@ import masks
 from masks import Mask
 from masks.patterns.cells import Cells
 from masks.patterns.documents import Documents
-from masks.patterns.segments import BlockDiagonal, BlockDiffusion, LongNet
-from tests.masks.oracles import BATCH, HEADS, leaf, oracle, positions, varied
+from tests.masks.oracles import BATCH, HEADS, given, leaf, oracle, positions, varied
 
 
 @leaf
@@ -23,10 +22,10 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.block_causal(rng.choice([1, 5, 16, 24, 70]))
 
 
-@oracle(BlockDiagonal)
-def _(mask: BlockDiagonal, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    q, k = positions(n_q, n_k)
-    return (q + mask.offset) // mask.size == (k + mask.offset) // mask.size
+@oracle("block_diagonal")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    (q, k), called = positions(n_q, n_k), given(mask)
+    return (q + called.offset) // called.size == (k + called.offset) // called.size
 
 
 @leaf
@@ -36,13 +35,13 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return mask if n == n_q == n_k else mask >> masks.packed((n,))
 
 
-@oracle(BlockDiffusion)
-def _(mask: BlockDiffusion, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle("block_diffusion")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     """The paper's four quarters, each a matrix of token blocks: [[M_BD, M_OBC], [0, M_BC]]."""
-    half = n_q // 2
-    count = -(-half // mask.size)
+    half, size = n_q // 2, mask.arguments["size"]
+    count = -(-half // size)
     own, causal = np.eye(count, dtype=bool), np.tri(count, dtype=bool)
-    tokens = np.ones((mask.size, mask.size), bool)
+    tokens = np.ones((size, size), bool)
     quarters = [[own, causal & ~own], [np.zeros_like(own), causal]]
     return np.block([[np.kron(part, tokens)[:half, :half] for part in row] for row in quarters])
 
@@ -59,11 +58,11 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.longnet(rng.choice([5, 16, 50, 64]), ratio, rng.randrange(ratio), per_head=True)
 
 
-@oracle(LongNet)
-def _(mask: LongNet, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle("longnet")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     q, k = positions(n_q, n_k)
-    w, r = mask.size, mask.ratio
-    chosen = [(mask.first + h) % r if mask.per_head else mask.first for h in range(heads)]
+    w, r, first = (mask.arguments[name] for name in ("segment", "ratio", "offset"))
+    chosen = [(first + h * mask.arguments["per_head"]) % r for h in range(heads)]
     same = q // w == k // w
     return np.stack([same & (q % w % r == c) & (k % w % r == c) for c in chosen])
 

@@ -4,8 +4,7 @@ import random
 
 import numpy as np
 
-from masks import Mask
-from masks.patterns.sequences import Hstu, PrefixTree, hstu, prefix_tree
+from masks import Mask, hstu, prefix_tree
 from tests.masks.oracles import BATCH, leaf, oracle, varied
 from tests.masks.oracles.segments import any_lengths, nested
 
@@ -46,8 +45,8 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return prefix_tree(*zip(*walks, strict=True))
 
 
-@oracle(PrefixTree)
-def _(mask: PrefixTree, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle("prefix_tree")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     """Every path from a root by itself: the tokens of a path, causal among themselves."""
     given = mask.arguments
     return np.stack(
@@ -96,8 +95,8 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return any_users(rng, max(n_q, n_k), BATCH)
 
 
-@oracle(Hstu)
-def _(mask: Hstu, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle("hstu")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     given = mask.arguments
     rows = nested(given["lengths"])
     last = given["targets"]

@@ -1,33 +1,28 @@
 """The attention patterns of Long Range Arena's models (google-research/long-range-arena).
 
 Long Range Arena (Tay et al., arXiv 2011.04006) names its patterns after papers, but its code
-differs from them. These are the patterns of the code, without padding.
+differs from them. These are the patterns of the code, without padding. Importing this module
+registers them for `masks.parse`.
 """
 
 from typing import Any
 
 import numpy as np
 
-from masks.algebra import Mask
-from masks.checks import FAR, flag, integer
+import masks
+from masks import Mask, pattern
+from masks.checks import flag, integer
 from masks.leaves.leaf import ByLength
-from masks.patterns.bands import local
-from masks.patterns.bigbird_compat import FOCUS, LegacyBigBird, paper_plan
-from masks.patterns.columns import global_tokens
-from masks.patterns.distances import Dilated
-from masks.patterns.segments import block_diagonal
-from masks.patterns.sparse_transformer import strided
+from masks.patterns.bigbird_compat import FOCUS, legacy_bigbird, paper_plan
 from masks.predicate.where import Rule
-from masks.registry import Example, pattern
-from masks.runs import Grid, Ints
+from masks.runs import Ints
 
 __all__ = ["lra_bigbird", "lra_fixed", "lra_local", "lra_longformer", "lra_strided"]
 SECTION = "Presets"  # of the gallery
 
 
 @pattern(
-    Example("lra_local(50)", "Long Range Arena's local attention", "5*50**2 + 6**2", "2011.04006"),
-    written=1,
+    "lra_local(50)", "Long Range Arena's local attention", "5*50**2 + 6**2", "2011.04006", written=1
 )
 def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
     """Return the benchmark's "local attention": token blocks that see themselves only, not a
@@ -44,11 +39,16 @@ def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
     """
     block = integer("block", block, min=1)
     if not flag("interleaved", interleaved):
-        return block_diagonal(block)
-    return Interleaved(block)
+        return masks.block_diagonal(block)
+
+    def make(grid: Any) -> Rule:
+        chunks = max(grid.n_q, grid.n_k) // block + 1
+        return Rule(lambda q, k: (q - k) % chunks == 0)
+
+    return ByLength(make)
 
 
-@pattern(Example("lra_fixed(50, 10)", "its Sparse Transformer", "", "2011.04006"), written=2)
+@pattern("lra_fixed(50, 10)", "its Sparse Transformer", "", "2011.04006", written=2)
 def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
     """`fixed(stride, summary)`, where the first key of every chunk is a summary too.
 
@@ -59,16 +59,23 @@ def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
         stride, summary: as in `fixed`; all of the benchmark's tasks have the defaults.
     """
     stride = integer("stride", stride, min=1)
-    return FixedLRA(stride, integer("summary", summary, min=0, max=stride))
+    summary = integer("summary", summary, min=0, max=stride)
+
+    def rule(q: Any, k: Any) -> Any:
+        phase = k % stride
+        chosen = (phase == 0) | (phase >= stride - summary)
+        return (k <= q) & (chosen | (k // stride == q // stride))
+
+    return Rule(rule)
 
 
-@pattern(Example("lra_strided(16)", "`strided`, which no task uses", "", "2011.04006"))
+@pattern("lra_strided(16)", "`strided`, which no task uses", "", "2011.04006")
 def lra_strided(stride: int = 50) -> Mask:
     """Return the same as `strided(stride)`; encoders are causal as well. No task uses it."""
-    return strided(stride)
+    return masks.strided(stride)
 
 
-@pattern(Example("lra_longformer(48)", "its Longformer", "", "2011.04006"))
+@pattern("lra_longformer(48)", "its Longformer", "", "2011.04006")
 def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
     """Exactly `window` keys: one more after the query than before it if `window` is even.
 
@@ -80,11 +87,11 @@ def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
         n_global: tokens at the beginning that see all and are seen by all, >= 0.
     """
     window = integer("window", window, min=1)
-    mask = local(window - window // 2 - 1, window // 2)
-    return mask | global_tokens(n_global) if integer("n_global", n_global, min=0) else mask
+    mask = masks.local(window - window // 2 - 1, window // 2)
+    return mask | masks.global_tokens(n_global) if integer("n_global", n_global, min=0) else mask
 
 
-@pattern(Example("lra_bigbird(16)", "its BigBird", "", "2011.04006"), written=2)
+@pattern("lra_bigbird(16)", "its BigBird", "", "2011.04006", written=2)
 def lra_bigbird(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
     """BigBird with the paper's plan, drawn for the length; `bigbird_compat` draws otherwise.
 
@@ -101,35 +108,13 @@ def lra_bigbird(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Ma
             hashes the name of the layer instead, which differs from run to run. None makes layer i
             draw with seed i: take `mask.layer(i)` before `build`.
     """
-    return BigBirdLRA.of(block, random, seed)
+    block, random = integer("block", block, min=1), integer("random", random, min=1)
 
-
-class Interleaved(ByLength):
-    block: int
-
-    def at(self, grid: Grid) -> Dilated:
-        return Dilated("top_left", FAR, max(grid.n_q, grid.n_k) // self.block + 1)
-
-
-class FixedLRA(Rule):
-    stride: int
-    summary: int
-
-    def rule(self, h: Any, q: Any, k: Any) -> Any:
-        phase = k % self.stride
-        summary = (phase == 0) | (phase >= self.stride - self.summary)
-        return (k <= q) & (summary | (k // self.stride == q // self.stride))
-
-
-class BigBirdLRA(LegacyBigBird):
-    def blocks(self, n_tokens: int) -> int:
-        return n_tokens // self.block + 1
-
-    def drawn(self, n: int, heads: int) -> list[Ints]:
-        generator = np.random.RandomState(self.seed)
-        focus = min(n * self.block, FOCUS)
+    def draw(generator: np.random.RandomState, n: int, heads: int) -> list[Ints]:
+        focus = min(n * block, FOCUS)
         plans = [
-            paper_plan(generator, n, self.block, self.random, focus=focus, cuts=(4, 3))
-            for _ in range(heads)
+            paper_plan(generator, n, block, random, focus=focus, cuts=(4, 3)) for _ in range(heads)
         ]
         return plans if n > 2 and all(len(rows) == n - 2 for rows in plans) else []
+
+    return legacy_bigbird(block, seed, lambda n_tokens: n_tokens // block + 1, draw)

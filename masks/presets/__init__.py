@@ -1,1 +1,0 @@
-"""Patterns as published code has them, quirks included, each under a name of its own."""
