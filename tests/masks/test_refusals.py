@@ -170,8 +170,6 @@ table(['a'])  =>  the table is <U1
 table([0.0, np.nan])  =>  not finite: give finite numbers
 table(np.array([1 << 63], np.uint64))  =>  give numbers below 2\*\*63
 interop.to_flex(local(3))  =>  blocks is 'local\(3\)'.*: give a BlockMask, such as mask\.build\(n\)
-interop.to_fa4('local:3')  =>  blocks is 'local:3'.*: give a BlockMask
-interop.to_scipy(local(3))  =>  blocks is 'local\(3\)'.*: give a BlockMask
 interop.from_flex(local(3))  =>  flex_mask is 'local\(3\)'.*: give a BlockMask of FlexAttention
 interop.to_flex(local(3).build(9), mask_mod=lambda q, k: q >= k)
     =>  cannot be called as fn\(b, h, q, k\)

@@ -64,7 +64,6 @@ def test_a_file_of_the_users_in_place_of_masks_is_named(tmp_path):
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
     """sys.modules[name] = None is how Python marks a module that cannot be imported."""
     for code, missing in {
-        "masks.interop.to_scipy(masks.causal().build(9))": "scipy.sparse",
         "masks.causal().draw(9)": "matplotlib.figure",
         "import sparseflash.integrations.transformers": "transformers.masking_utils",
         "import sparseflash.integrations.diffusers": "diffusers.models",

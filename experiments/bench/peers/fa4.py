@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from experiments.bench.cases import CAUSAL, Case
+from experiments.bench.peers.fa4_lists import to_fa4
 from experiments.bench.provider import Attention, Provider
-from masks.interop.fa4 import to_fa4
 
 os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compile once a machine
 

@@ -10,8 +10,8 @@ import torch
 from experiments.bench import provider
 from experiments.bench.cases import CAUSAL, DENSE, Case
 from experiments.bench.peers import cudnn, fa4, flashinfer, vsa
+from experiments.bench.peers.fa4_lists import BlockSparseTensors
 from experiments.bench.providers import find
-from masks.interop.fa4 import BlockSparseTensors
 from tests.experiments.bench.bench_cases import CASE, CPU
 
 CUDA = torch.device("cuda")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import masks
-from masks import interop
+from experiments.bench.peers.fa4_lists import to_fa4
 from tests.masks.cases import any_blocks
 from tests.notes import note
 
@@ -25,7 +25,7 @@ def lists_of(counts, indices) -> set[tuple[int, ...]]:
 def check_fa4(seed: int):
     blocks = any_blocks(random.Random(seed))
     layout = blocks.layout()
-    mask = interop.to_fa4(blocks)
+    mask = to_fa4(blocks)
     for tensors, codes in ((mask.forward, layout), (mask.backward, layout.swapaxes(-1, -2))):
         assert tensors.block_size == blocks.block_size
         for code, name in ((1, "mask"), (2, "full")):
@@ -59,8 +59,8 @@ def test_fa4():
 def test_fa4_fields_and_errors():
     names = "mask_block_cnt mask_block_idx full_block_cnt full_block_idx cu_total_m_blocks "
     names += "cu_block_idx_offsets block_size dq_write_order dq_write_order_full spt"
-    mask = interop.to_fa4(masks.causal().build(100, block_size=32))
+    mask = to_fa4(masks.causal().build(100, block_size=32))
     assert " ".join(mask.forward._fields) == names
     with pytest.raises(ValueError, match="the lists would take"):
-        interop.to_fa4(masks.causal().build(100, block_size=32), limit_gib=0)
-    assert interop.to_fa4(masks.dense().build(100, block_size=32)).aux_tensors is None
+        to_fa4(masks.causal().build(100, block_size=32), limit_gib=0)
+    assert to_fa4(masks.dense().build(100, block_size=32)).aux_tensors is None

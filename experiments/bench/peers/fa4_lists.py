@@ -11,7 +11,7 @@ import numpy as np
 
 from masks.block_lists import BlockLists
 from masks.block_mask import BlockMask
-from masks.interop.common import (
+from masks.interop import (
     block_codes,
     check_built,
     check_size,
