@@ -11,14 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from masks import files
 from masks.analysis.partition import Partition, partition
-from masks.analysis.plots import overview
 from masks.analysis.reach import Reach, reach
 from masks.analysis.stats import Stats, stats
 from masks.arrays import from_array, from_layout
 from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
 from masks.checks import block_sizes, flag
 from masks.crop import coarsen, crop
-from masks.draw import draw
+from masks.draw import draw, overview
 from masks.registry import Keyed, remember
 from masks.runs import Bools, Grid, Ints
 from masks.take import take

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from masks.analysis.bitsets import count_ones, unpack
-from masks.analysis.layers import possibly, surely
+from masks.analysis.layers import count_ones, possibly, surely, unpack
 from masks.analysis.segments import Segments, by_token, ranges
-from masks.analysis.words import count_of, percent, spans
+from masks.analysis.stats import count_of, percent, spans
 from masks.checks import flag, integer
 from masks.runs import Ints
 from masks.types import BlockMask, Mask

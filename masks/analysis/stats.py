@@ -1,13 +1,21 @@
 """The numbers of a block mask: densities, loads, holes and distances."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from masks.analysis import loads
-from masks.analysis.loads import Load
-from masks.analysis.segments import Segments, ranges
-from masks.analysis.words import number, percent, spans
+from masks.analysis.segments import (
+    Load,
+    Segments,
+    allowed_pairs,
+    area,
+    column_loads,
+    ranges,
+    row_loads,
+    seeing,
+    seen,
+)
 from masks.types import BlockMask
 
 Ranges = tuple[tuple[int, int], ...]
@@ -121,10 +129,10 @@ def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = Non
     """
     segments = Segments.of(blocks, batch, head)
     grid = segments.grid
-    pairs, all_pairs = loads.allowed_pairs(segments), grid.slices * grid.n_q * grid.n_k
-    rows, columns = loads.row_loads(segments), loads.column_loads(segments)
+    pairs, all_pairs = allowed_pairs(segments), grid.slices * grid.n_q * grid.n_k
+    rows, columns = row_loads(segments), column_loads(segments)
     full = int(segments.length[segments.full].sum())
-    sees, seen = loads.seeing(segments), loads.seen(segments)
+    sees, keys_seen = seeing(segments), seen(segments)
     back, ahead = _extents(segments)
     return Stats(
         text=blocks.text,
@@ -138,13 +146,13 @@ def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = Non
         tiles=len(np.unique(segments.tile[~segments.full])),
         pairs=pairs,
         element_density=pairs / all_pairs,
-        flop_density=loads.area(segments) / all_pairs,
+        flop_density=area(segments) / all_pairs,
         row_load=Load.of(rows),
         column_load=Load.of(columns),
         blind=int(np.count_nonzero(~sees)),
         blind_ranges=ranges(~np.logical_and.reduce(sees)),
-        unseen=int(np.count_nonzero(~seen)),
-        unseen_ranges=ranges(~np.logical_and.reduce(seen)),
+        unseen=int(np.count_nonzero(~keys_seen)),
+        unseen_ranges=ranges(~np.logical_and.reduce(keys_seen)),
         back=back,
         ahead=ahead,
     )
@@ -174,3 +182,29 @@ def _load(load: Load) -> str:
 
 def _holes(count: int, where: Ranges) -> str:
     return f"{count} ({spans(where)})" if count else "none"
+
+
+def number(value: float) -> str:
+    """Three significant digits, and whole numbers in full."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, three digits; never rounded to 0 or to 100 % when it is not."""
+    if 0.9995 <= share < 1:
+        return "99.9 %"
+    value = 100 * share
+    return "0 %" if share == 0 else "less than 0.001 %" if value < 0.001 else f"{value:.3g} %"
+
+
+def spans(ranges: Sequence[tuple[int, int]], most: int = 3) -> str:
+    """`0-127, 512, 640-767 and 5 more ranges`."""
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:most]]
+    more = len(ranges) - len(shown)
+    text = ", ".join(shown)
+    return f"{text} and {more} more range{'s' * (more > 1)}" if more else text
+
+
+def count_of(count: int, one: str, many: str | None = None) -> str:
+    """`1 query`, `5 queries`."""
+    return f"{count} {one if count == 1 else many or one + 's'}"

@@ -8,7 +8,7 @@ import pytest
 
 import masks
 from masks import BlockMask
-from masks.analysis import loads
+from masks.analysis import segments as counting
 from masks.analysis.segments import Segments
 from masks.analysis.stats import stats
 from tests.masks.brute import brute_layout
@@ -63,8 +63,8 @@ def check_by_counting(seed: int):
     if dense.any():
         assert found.waste == pytest.approx(computed.sum() / dense.sum())
     rows, columns = (layout > 0).sum(2), (layout > 0).sum(1)
-    assert np.array_equal(loads.row_loads(segments), rows)
-    assert np.array_equal(loads.column_loads(segments), columns)
+    assert np.array_equal(counting.row_loads(segments), rows)
+    assert np.array_equal(counting.column_loads(segments), columns)
     for load, counts in ((found.row_load, rows), (found.column_load, columns)):
         assert (load.min, load.max) == (counts.min(), counts.max())
         assert load.mean == pytest.approx(counts.mean())
