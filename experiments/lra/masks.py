@@ -13,7 +13,7 @@ import masks
 from masks import Mask, pattern
 from masks.checks import flag, integer
 from masks.leaves.leaf import ByLength
-from masks.patterns.bigbird_compat import FOCUS, legacy_bigbird, paper_plan
+from masks.patterns.bigbird import FOCUS, legacy_bigbird, paper_plan
 from masks.predicate.where import Rule
 from masks.runs import Ints
 

@@ -10,10 +10,15 @@ import pytest
 
 import masks
 from masks import Mask
-from masks.patterns.bigbird_compat import bigbird_compat, paper_plan
-from masks.patterns.butterfly import butterfly
-from masks.patterns.expander import expander, random_regular, spectral_gap
-from masks.patterns.random_blocks import hubs, random_blocks
+from masks.patterns.bigbird import bigbird_compat, paper_plan
+from masks.patterns.graphs import (
+    butterfly,
+    expander,
+    hubs,
+    random_blocks,
+    random_regular,
+    spectral_gap,
+)
 from masks.registry import named
 from tests.masks.helpers import B, graph
 

@@ -7,9 +7,9 @@ import masks
 from experiments.lra.masks import lra_bigbird
 from masks import BlockMask
 from masks.patterns.bands import log_sparse
+from masks.patterns.canvas import neighborhood
 from masks.patterns.columns import vertical_slash
 from masks.patterns.documents import documents, documents_from_ids, documents_from_offsets
-from masks.patterns.neighborhood import neighborhood
 from tests.masks.helpers import dense
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import masks
-from masks.patterns.neighborhood import neighborhood
+from masks.patterns.canvas import neighborhood
 from masks.transforms import regroup
 from masks.transforms.packed import packed
 from masks.transforms.reorder import hilbert, morton

@@ -7,7 +7,7 @@ import numpy as np
 
 import masks
 from masks import Mask
-from masks.patterns.neighborhood import NORMS, Ball, Local, Neighborhood, SlidingTiles
+from masks.patterns.canvas import NORMS, Ball, Local, Neighborhood, SlidingTiles
 from tests.masks.oracles import leaf, oracle
 
 SIZES = (1, 12, 48, 64, 97, 128, 150)  # tokens

@@ -5,11 +5,18 @@ import random
 import numpy as np
 
 from masks import Mask
-from masks.patterns.bigbird import BigBird, bigbird, etc_, longformer
-from masks.patterns.bigbird_compat import bigbird_compat
-from masks.patterns.butterfly import butterfly, pixelfly
-from masks.patterns.expander import RegularGraph, expander, random_regular
-from masks.patterns.random_blocks import Hubs, RandomBlocks, hubs, random_blocks
+from masks.patterns.bigbird import BigBird, bigbird, bigbird_compat, etc_, longformer
+from masks.patterns.graphs import (
+    Hubs,
+    RandomBlocks,
+    RegularGraph,
+    butterfly,
+    expander,
+    hubs,
+    pixelfly,
+    random_blocks,
+    random_regular,
+)
 from tests.masks.oracles import leaf, oracle, varied
 
 GOLDEN, WRAP = 0x9E3779B97F4A7C15, (1 << 64) - 1

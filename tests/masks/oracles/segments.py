@@ -6,8 +6,7 @@ import numpy as np
 
 import masks
 from masks import Mask
-from masks.patterns.cells import Cells
-from masks.patterns.documents import Documents
+from masks.patterns.documents import Cells, Documents
 from tests.masks.oracles import BATCH, HEADS, given, leaf, oracle, positions, varied
 
 

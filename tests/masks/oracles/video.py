@@ -6,7 +6,7 @@ import random
 import numpy as np
 
 from masks import Mask
-from masks.patterns.video import Radial, frame_causal, radial
+from masks.patterns.canvas import Radial, frame_causal, radial
 from tests.masks.oracles import leaf, oracle
 
 
