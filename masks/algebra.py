@@ -78,9 +78,7 @@ class Mask(Keyed):
         return Moves(math.lcm(*periods), tuple(sorted({*chain(*cuts)})), max(firsts))
 
     def layer(self, index: int) -> "Mask":
-        """Return the mask of layer `index`, >= 0; the mask itself where all layers have the
-        same.
-        """
+        """Return the mask of layer `index`, >= 0; the mask itself where all layers share it."""
         index = integer("index", index, min=0)
         return self._layer(index) if self.per_layer else self
 
@@ -97,8 +95,7 @@ class Mask(Keyed):
         batch: int | None = None,
         heads: int | None = None,
     ) -> BlockMask:
-        """Return the exact block mask for one length; building it again is free (bounded LRU
-        cache).
+        """Return the exact block mask for one length; the last ones are kept.
 
         Args:
             n_q, n_k: tokens; n_k defaults to n_q.

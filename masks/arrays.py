@@ -20,9 +20,7 @@ def to_numpy(array: Any) -> NDArray:
 
 
 def read_array(array: Any) -> tuple[Bools, str]:
-    """Return (a read-only copy (batch, heads, n_q, n_k), its text) of an array that `mask_from`
-    takes.
-    """
+    """Return (a read-only copy (batch, heads, n_q, n_k), its text) of what `mask_from` takes."""
     data = np.array(to_numpy(array))
     if data.dtype != bool:
         kind = type(array).__name__ if data.dtype == object else data.dtype

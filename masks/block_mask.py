@@ -92,9 +92,7 @@ class BlockMask(Keyed):
 
     @classmethod
     def from_dense(cls, array: ArrayLike, block_size: int | tuple[int, int] = 128) -> "BlockMask":
-        """Return the block mask of a boolean array or tensor; shapes and errors as in
-        `mask_from`.
-        """
+        """Return the block mask of a boolean array or tensor; see `mask_from`."""
         return cls(*from_array(array, block_size))
 
     @classmethod
@@ -227,9 +225,7 @@ class BlockMask(Keyed):
         return BlockMask(*take(self, rows, cols))
 
     def partition(self, ranks: int, **options: Any) -> "Partition":
-        """Return what each of several devices computes, receives and sends where they share the
-        sequence; see `masks.analysis.partition.partition`.
-        """
+        """Return what devices that share the sequence do; see `masks.analysis.partition`."""
         return partition(self, ranks, **options)
 
     def coarsen(self, block_size: int | tuple[int, int]) -> "BlockMask":

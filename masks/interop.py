@@ -125,9 +125,7 @@ def from_flex(flex_mask: Any) -> BlockMask:
 
 
 def _ordered(chosen: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return counts (..., rows), and columns (..., rows, cols): the chosen ones first, then the
-    others.
-    """
+    """Return counts (..., rows), and columns (..., rows, cols), the chosen ones first."""
     lines = np.ascontiguousarray(~chosen).reshape(-1, chosen.shape[-1])
     order = np.empty(lines.shape, np.int32)
     for i in range(0, len(lines), LINES_AT_ONCE):  # argsort gives int64

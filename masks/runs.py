@@ -149,9 +149,7 @@ def constant(code: int) -> Runs:
 
 
 def compact(starts: Ints, codes: NDArray, size: int) -> tuple[Ints, NDArray]:
-    """Return the normal form of ascending `starts`: the last of equal ones wins, equal
-    neighbours join.
-    """
+    """Return the normal form of ascending `starts`: the last of equal ones wins."""
     keep = np.diff(starts, append=size) > 0
     return joined(starts[keep], codes[keep])
 
@@ -251,9 +249,7 @@ def invert(runs: Runs) -> Runs:
 
 
 def spread(runs: Runs, area: int, sources: Ints) -> Runs:
-    """Return runs of a grid whose slice i is slice sources[i] of `runs`, of `area` blocks a
-    slice.
-    """
+    """Return runs whose slice i is slice sources[i] of `runs`, of `area` blocks each."""
     return _stitch([(runs, source) for source in sources.tolist()], area)
 
 
@@ -288,9 +284,7 @@ def ranges(first: Ints, count: Ints, dtype: type = np.int64) -> NDArray:
 
 
 def distinct(x: Ints) -> Ints:
-    """Return the values of x, ascending, each once: `np.unique` without its hash table, which is
-    slow.
-    """
+    """Return the different values of x, ascending; `np.unique` hashes, which is slow."""
     x = np.sort(x, kind="stable")  # linear where x is a few ascending parts
     return x[np.append(True, x[1:] != x[:-1])[: len(x)]]
 

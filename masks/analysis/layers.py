@@ -172,9 +172,7 @@ def _covering_blocks(segments: Segments) -> Segments:
 
 
 def _complete_crossings(segments: Segments) -> Segments:
-    """Return the blocks on the diagonal that allow all of their causal pairs, one column a
-    segment.
-    """
+    """Return the blocks on the diagonal that allow all causal pairs, one column a segment."""
     grid = segments.grid
     low = np.maximum(segments.first, grid.q_first[segments.row] // grid.block_k)
     high = np.minimum(segments.stop, grid.q_last[segments.row] // grid.block_k + 1)

@@ -412,9 +412,7 @@ def _snake(n: int, blocks: Blocks, ranks: int) -> Ints:
 
 
 def _chunks(n: int, blocks: Blocks, ranks: int) -> tuple[Ints, Ints, int]:
-    """Return the chunk of every block of tokens, the blocks to compute of each, and the ranks'
-    number of chunks.
-    """
+    """Return the chunk of every block of tokens, the work of each chunk, and chunks of a rank."""
     each = max(1, min(CHUNKS, n // ranks))
     chunk = np.arange(n) * (each * ranks) // n
     return chunk, np.bincount(chunk[blocks.row], minlength=each * ranks), each

@@ -68,9 +68,7 @@ class Reach:
         return f"A query sees {self.share()}, at any depth; {self.most_blind}."
 
     def share(self, layers: int = 0) -> str:
-        """Return the wanted keys that a query has seen after so many layers, or in the end, in
-        words.
-        """
+        """Return in words what a query has seen after so many layers, or in the end."""
         seen = self.upper[min(layers, len(self.upper)) - 1]
         most, before = "" if self.exact else "at most ", " before it" if self.causal else ""
         return f"{most}{percent(seen)} of the keys{before}"

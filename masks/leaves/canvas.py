@@ -177,9 +177,7 @@ class OnCanvas(Leaf):
             yield (row * grid.cols + start)[kept], (row * grid.cols + stop)[kept]
 
     def runs_in_order(self, grid: Grid, q: Ints, k: Ints) -> Runs:
-        """Return the code of every block when query i of `grid` is token q[i], and key j token
-        k[j].
-        """
+        """Return the code of every block when query i is token q[i], and key j token k[j]."""
         self._check(grid)
         (low, high), (shared_low, shared_high), _ = self._boxes(grid, q)
         extremes = [
@@ -292,9 +290,7 @@ def canvas_extents(canvas: Any) -> tuple[int, ...]:
 
 
 def per_axis(name: str, value: Any, canvas: tuple[int, ...], *, min: int | None) -> tuple:
-    """Return an integer >= min for every axis, or a flag where that is None, from one or a
-    tuple.
-    """
+    """Return an integer >= min for every axis, or a flag where min is None."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * len(canvas)
     if len(values) != len(canvas):
         kind = "flag" if min is None else "integer"

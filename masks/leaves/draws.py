@@ -187,9 +187,7 @@ class Adjacency(NamedTuple):
 
     @classmethod
     def of(cls, n: int, a: Ints, b: Ints) -> "Adjacency":
-        """Return the undirected graph of n nodes with the edges (a, b), and a loop at every
-        node.
-        """
+        """Return the undirected graph of n nodes with the edges (a, b) and all loops."""
         loops = np.arange(n)
         key = distinct(np.concatenate([a * n + b, b * n + a, loops * n + loops]))
         return cls(np.searchsorted(key, np.arange(n + 1) * n), key % n)

@@ -83,9 +83,7 @@ class Cuts(NamedTuple):
         return np.maximum(self.start, self.stop - 1) // FAR
 
     def find(self, entry: Ints, token: Ints) -> Ints:
-        """Return the number of the document that holds a token, with those of all batch entries
-        counted.
-        """
+        """Return the number of the document with a token, among all batch entries."""
         return np.searchsorted(self.start, entry * FAR + token, "right") - 1
 
     def cover(self, name: str, n: int) -> None:

@@ -202,8 +202,7 @@ def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
     {"l": 16},
 )
 def strided(stride: int, *, align: str = "top_left") -> Mask:
-    """Return the last `stride` keys, the query itself included, and earlier ones at multiples of
-    it.
+    """Return the last `stride` keys with the query itself, and earlier ones at multiples of it.
 
     With d = q - k: 0 <= d < stride, or d >= 0 and stride divides d. Both heads of the paper's
     section 4.2 in one mask; everything earlier is reached in two layers. The published block code

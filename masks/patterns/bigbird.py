@@ -103,8 +103,7 @@ class BigBird(Drawn):
     {"w": 24},
 )
 def longformer(window: int, dilation: int = 1, global_tokens: tuple[int, ...] = (0,)) -> Mask:
-    """Return a window of window // 2 keys to either side, and tokens that see all and are seen
-    by all.
+    """Return a window of window // 2 keys to either side, and global tokens.
 
     The window of Beltagy et al. (arXiv 2004.05150) counts keys: with the query itself an inner row
     has window // 2 * 2 + 1 of them, every `dilation`-th token. Dilation differs from head to head
@@ -154,8 +153,7 @@ FOCUS = 1024  # tokens among which it draws
     "bigbird_compat(16)", "`bigbird`, drawn as Google's code does", "", "2007.14062", written=2
 )
 def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
-    """Return the block mask of Google's BigBird, random blocks included: rows and heads of one
-    stream.
+    """Return the mask of Google's BigBird, random blocks included.
 
     As `bigbird`, with the random blocks of NumPy's legacy generator, which is private here and
     global there. The heads draw from one stream, so `build` needs `heads=`, and beyond 4096 tokens

@@ -83,7 +83,7 @@ def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
     short="global",
 )
 def global_tokens(n: int) -> Mask:
-    """Return the first `n` tokens (>= 0) see every key, and every query sees them: q < n or k < n.
+    """Let the first `n` tokens (>= 0) see and be seen by all: q < n or k < n.
 
     With g of n blocks, g(2n - g) of n x n are allowed. `sinks` is the half with the keys,
     `global_rows` the one with the queries.
@@ -94,7 +94,7 @@ def global_tokens(n: int) -> Mask:
 
 @pattern("global_at((0, 100))", "the same, anywhere", "2*N*g - g**2", "2004.05150", {"g": 2})
 def global_at(tokens: tuple[int, ...]) -> Mask:
-    """Return a set S of tokens see every key, and every query sees them: q in S or k in S.
+    """Let a set S of tokens see and be seen by all: q in S or k in S.
 
     Longformer's global attention at the tokens of a question, say (arXiv 2004.05150). Numbers
     beyond the length are ignored.
@@ -110,18 +110,14 @@ def global_at(tokens: tuple[int, ...]) -> Mask:
 
 @pattern("global_rows(8)", "queries that see everything", "N*g", given={"g": 8})
 def global_rows(n: int) -> Mask:
-    """Return the first `n` queries (>= 0) see every key: q < n, the rows of `global_tokens`
-    only.
-    """
+    """Let the first `n` queries (>= 0) see every key: q < n, the rows of `global_tokens`."""
     n = integer("n", n, min=0)
     return Rule(lambda q, k: q < n)
 
 
 @pattern("last_rows(8)", "the last queries see everything", "N*g", given={"g": 8})
 def last_rows(n: int) -> Mask:
-    """Return the last `n` queries (>= 0) see every key: q >= n_q - n, so that it depends on the
-    length.
-    """
+    """Let the last `n` queries (>= 0) see every key: q >= n_q - n, by the length."""
     n = integer("n", n, min=0)
     return ByLength(lambda grid: Rule(lambda q, k: q >= grid.n_q - n))
 

@@ -66,8 +66,7 @@ def block_causal(size: int) -> Mask:
     {"s": 16},
 )
 def block_diffusion(size: int) -> Mask:
-    """Return the training mask of block diffusion (BD3-LM, arXiv 2503.09573), for [noisy; clean]
-    tokens.
+    """Return the training mask of block diffusion (BD3-LM, arXiv 2503.09573).
 
     The sequence has two halves: a noisy copy, and the clean tokens after it. Both are cut into
     token blocks of `size`, the last of which may be shorter. A noisy block sees itself, and the

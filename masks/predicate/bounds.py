@@ -109,9 +109,7 @@ def _floor_divide(node: Expression, x: Range, y: Range) -> Range:
 
 
 def _remainder(node: Expression, x: Range, y: Range) -> Range:
-    """Return the sign is the divisor's; one quotient for the whole interval keeps it an
-    interval.
-    """
+    """Return bounds with the divisor's sign; an interval of one quotient stays an interval."""
     low, high = np.minimum(y[0] + 1, 0), np.maximum(y[1] - 1, 0)  # NumPy's x % 0 is 0
     divisor = constant(node.args[1])
     if not divisor:
