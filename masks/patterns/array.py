@@ -34,6 +34,9 @@ class ArrayMask(Leaf):
         """(n_q, n_k)"""
         return self.data.shape[2], self.data.shape[3]
 
+    def __reduce__(self):
+        return mask_from, (self.data,)
+
     def runs(self, grid: Grid) -> Runs:
         if (grid.n_q, grid.n_k) != self.lengths:
             if self.data.shape[2] == 1 and grid.n_k == self.data.shape[3]:

@@ -100,8 +100,9 @@ def test_a_name_is_taken_once():
 
 def test_every_pattern_is_public():
     for name, entry in (PATTERNS | TRANSFORMS).items():
-        assert getattr(masks, entry.function.__name__) is entry.function, name
-        assert entry.function.__name__ in masks.__all__
+        if entry.function.__module__.startswith("masks."):
+            assert getattr(masks, entry.function.__name__) is entry.function, name
+            assert entry.function.__name__ in masks.__all__
 
 
 OWN = """import masks

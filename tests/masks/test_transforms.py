@@ -8,7 +8,7 @@ import pytest
 
 import masks
 from masks.patterns.canvas import neighborhood
-from masks.transforms import regroup
+from masks.transforms import reorder
 from masks.transforms.packed import packed
 from masks.transforms.reorder import hilbert, morton
 from masks.transforms.snap import snap
@@ -121,7 +121,7 @@ def test_in_chunks(monkeypatch: pytest.MonkeyPatch):
     """The chunks that bound the memory do not show in the result."""
     inner = neighborhood((20, 30), 7) | masks.local(40) - masks.butterfly(8)
     whole = (inner >> hilbert((20, 30))).build(600, block_size=16)
-    monkeypatch.setattr(regroup, "CELLS_AT_ONCE", 300)
+    monkeypatch.setattr(reorder, "CELLS_AT_ONCE", 300)
     monkeypatch.setattr("masks.leaves.canvas.LINES_AT_ONCE", 50)
     assert ((inner & masks.dense()) >> hilbert((20, 30))).build(600, block_size=16) == whole
     rows = neighborhood((20, 30), 7) & masks.dense()
