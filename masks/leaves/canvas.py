@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import cached_property, partial
-from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from masks.checks import flag, integer
 from masks.leaves.geometry import row_numbers
 from masks.leaves.leaf import Leaf
 from masks.quadtree import Squares, classify
-from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
+from masks.runs import Bools, Grid, Ints, Runs, quotient
 from masks.types import Repeats
 
 LINES_AT_ONCE = 1 << 20  # bounds the memory of `runs`
@@ -65,13 +64,45 @@ class OnCanvas(Leaf):
         return [token, *reversed(places)]
 
     def runs(self, grid: Grid) -> Runs:
+        first, last, ends, stride = grid.k_first, grid.k_last, [], prod(self.canvas)
+        for extent in self.canvas:
+            stride //= extent
+            low, high = first // stride, last // stride
+            whole = low // extent < high // extent  # the keys of a block go beyond a line's end
+            low, high = np.where(whole, 0, low % extent), np.where(whole, extent - 1, high % extent)
+            ends.append([low, high])
+        return self._runs(grid, None, *np.array(ends).swapaxes(0, 1))
+
+    def runs_in_order(self, grid: Grid, q: Ints, k: Ints) -> Runs:
+        """Return the code of every block when query i is token q[i], and key j token k[j]."""
+        ends = [
+            [[f.reduceat(at, begins) for at in places] for f in (np.minimum, np.maximum)]
+            for begins, places in self._portions(grid.k_first, int(grid.k_last[-1]) + 1, k)
+        ]
+        return self._runs(grid, q, *np.concatenate(ends, axis=2))
+
+    def _runs(self, grid: Grid, q: Ints | None, first: Ints, last: Ints) -> Runs:
+        """Codes, from the ends (axes, cols) of the places of the keys of every block column."""
         self._check(grid)
-        outer, inner, steps = self._boxes(grid)
-        runs = _union(grid, self._columns(grid, *outer, steps, touched=True), rl.MIXED)
-        if not self._fills:
-            return runs
-        full = _union(grid, self._columns(grid, *inner, steps, touched=False), rl.FULL)
-        return rl.merge(runs, full, np.maximum)
+        low, high, shared_low, shared_high, steps = self._boxes(grid, q)
+        # Of squares of 1, 2, 4, .. blocks: the boxes around what they touch, and within what fills.
+        count = max(grid.rows, grid.cols).bit_length() + 1
+        least = [_levels(box, np.minimum, count) for box in (low, shared_high, first)]
+        most = [_levels(box, np.maximum, count) for box in (high, shared_low, last)]
+
+        def codes(squares: Squares) -> rl.Codes:
+            size, _, row, col = squares
+            level, at = size.bit_length() - 1, (row // size, row // size, col // size)
+            low, shared_high, first = (x[level][:, i] for x, i in zip(least, at, strict=True))
+            high, shared_low, last = (x[level][:, i] for x, i in zip(most, at, strict=True))
+            begin, step = np.maximum(low, first), steps[:, row] if size == 1 else 1
+            met = (begin + (low - begin) % step <= np.minimum(high, last)).all(axis=0)
+            if not self._fills:
+                return np.where(met, rl.MIXED, rl.EMPTY).astype(np.uint8)
+            inside = ((shared_low <= first) & (last <= shared_high)).all(axis=0)
+            return np.where(met, np.where(inside, rl.FULL, rl.MIXED), rl.EMPTY).astype(np.uint8)
+
+        return classify(grid, codes)
 
     def repeats(self, grid: Grid) -> Repeats:
         # A row moves with the first key of its first window. It follows from where its queries wrap
@@ -113,14 +144,11 @@ class OnCanvas(Leaf):
         """Whether every key inside the windows is allowed."""
         return self.solid and all(window.step == 1 for window in self.windows)
 
-    def _boxes(
-        self, grid: Grid, q: Ints | None = None
-    ) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints]:
-        """(outer, inner, steps), (rows, axes) each, of the block rows.
+    def _boxes(self, grid: Grid, q: Ints | None) -> NDArray[np.int64]:
+        """Return low and high of boxes of a block row, and the steps of keys between them.
 
-        Query i is token q[i], by default token i.
-        Outer is the box (low, high) around all windows of the row's queries, and inner the box that
-        all of them share, both clipped to the canvas; keys of outer come in steps.
+        (5, axes, rows): the box around all windows, the one that they share, clipped to the canvas,
+        and steps. Query i is token q[i], by default token i.
         """
         columns = []
         for first, place in self._portions(grid.q_first, int(grid.q_last[-1]) + 1, q):
@@ -131,9 +159,8 @@ class OnCanvas(Leaf):
                 high = np.minimum(window.last, extent - 1)[at]
                 steps = np.where(lowest(at) == highest(at), window.step, 1)
                 part.append([lowest(low), highest(high), highest(low), lowest(high), steps])
-            columns.append(np.stack(part, axis=-1))
-        low, high, shared_low, shared_high, steps = np.concatenate(columns, axis=1)
-        return (low, high), (shared_low, shared_high), steps
+            columns.append(np.array(part).swapaxes(0, 1))
+        return np.concatenate(columns, axis=2)
 
     def _portions(
         self, first: Ints, stop: int, order: Ints | None
@@ -145,67 +172,6 @@ class OnCanvas(Leaf):
             begin, end = int(bounds[at]), int(bounds[min(at + step, len(first))])
             token = np.arange(begin, end) if order is None else order[begin:end]
             yield first[at : at + step] - begin, self._coordinates(token)
-
-    def _columns(
-        self, grid: Grid, low: Ints, high: Ints, steps: Ints, *, touched: bool
-    ) -> Iterator[tuple[Ints, Ints]]:
-        """Block columns that the boxes touch, or fill: [begin, end) of flattened positions.
-
-        Both ascend, since the lines of a box have one width.
-        """
-        counts = (np.maximum(high - low, -1) // steps + 1)[:, :-1]
-        lines = counts.prod(axis=1) * (high[:, -1] >= low[:, -1])
-        cuts = np.searchsorted(np.cumsum(lines), np.arange(0, lines.sum(), LINES_AT_ONCE), "right")
-        for begin, end in pairwise(np.unique(np.append(cuts, grid.rows)).tolist()):
-            row, rank = expand(np.zeros(end - begin, np.int64), lines[begin:end])
-            row += begin
-            line, stride = np.zeros(len(row), np.int64), 1
-            for axis in reversed(range(len(self.canvas) - 1)):  # the last leading axis runs fastest
-                rank, place = quotient(rank, counts[row, axis])
-                line += (low[row, axis] + place * steps[row, axis]) * stride
-                stride *= self.canvas[axis]
-            first = line * self.canvas[-1] + low[row, -1]
-            last = line * self.canvas[-1] + high[row, -1]
-            if touched:
-                start = np.searchsorted(grid.k_last, first, "left")
-                stop = np.searchsorted(grid.k_first, last, "right")
-            else:
-                row, first, last = _joined(row, first, last)
-                start = np.searchsorted(grid.k_first, first, "left")
-                stop = np.searchsorted(grid.k_last, last, "right")
-            kept = start < stop
-            yield (row * grid.cols + start)[kept], (row * grid.cols + stop)[kept]
-
-    def runs_in_order(self, grid: Grid, q: Ints, k: Ints) -> Runs:
-        """Return the code of every block when query i is token q[i], and key j token k[j]."""
-        self._check(grid)
-        (low, high), (shared_low, shared_high), _ = self._boxes(grid, q)
-        extremes = [
-            [[f.reduceat(at, begins) for at in places] for f in (np.minimum, np.maximum)]
-            for begins, places in self._portions(grid.k_first, int(grid.k_last[-1]) + 1, k)
-        ]
-        first, last = np.concatenate(extremes, axis=2)  # (axes, blocks) each
-        # Of squares of 1, 2, 4, .. blocks: the boxes around what they touch, and within what fills.
-        count = max(grid.rows, grid.cols).bit_length() + 1
-        least = [_levels(box, np.minimum, count) for box in (low.T, shared_high.T, first)]
-        most = [_levels(box, np.maximum, count) for box in (high.T, shared_low.T, last)]
-
-        def codes(squares: Squares) -> rl.Codes:
-            size, _, row, col = squares
-            level, row, col = size.bit_length() - 1, row // size, col // size
-            low, shared_high, first = (
-                x[level][:, i] for x, i in zip(least, (row, row, col), strict=True)
-            )
-            high, shared_low, last = (
-                x[level][:, i] for x, i in zip(most, (row, row, col), strict=True)
-            )
-            met = ((low <= last) & (first <= high)).all(axis=0)
-            if not self._fills:
-                return np.where(met, rl.MIXED, rl.EMPTY).astype(np.uint8)
-            inside = ((shared_low <= first) & (last <= shared_high)).all(axis=0)
-            return np.where(met, np.where(inside, rl.FULL, rl.MIXED), rl.EMPTY).astype(np.uint8)
-
-        return classify(grid, codes)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         return self.alike(grid, None, None, row, col)
@@ -254,32 +220,15 @@ def _levels(values: Ints, extreme: np.ufunc, count: int) -> list[Ints]:
     """Return the extremes of (axes, n) over aligned stretches of 1, 2, 4, .. columns."""
     levels = [values]
     while len(levels) < count:
-        pairs = np.arange(0, levels[-1].shape[1], 2)
-        levels.append(extreme.reduceat(levels[-1], pairs, axis=1))
+        even, odd = levels[-1][:, ::2].copy(), levels[-1][:, 1::2]
+        extreme(even[:, : odd.shape[1]], odd, out=even[:, : odd.shape[1]])
+        levels.append(even)
     return levels
 
 
 def _kinds(content: NDArray) -> Ints:
     """(R,) numbers, equal where content[r] is; content has small integers."""
     return row_numbers(content.reshape(len(content), -1).astype(np.int32))
-
-
-def _joined(row: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints, Ints]:
-    """Token intervals of the rows, those joined that follow each other without a gap."""
-    gap = (row[1:] != row[:-1]) | (first[1:] > last[:-1] + 1)
-    begins, ends = np.append(True, gap)[: len(row)], np.append(gap, True)[: len(row)]
-    return row[begins], first[begins], last[ends]
-
-
-def _union(grid: Grid, parts: Iterator[tuple[Ints, Ints]], code: int) -> Runs:
-    """`code` on the union of intervals [begin, end), both ascending, and EMPTY elsewhere."""
-    begins, ends = [], []
-    for begin, end in parts:
-        gap = begin[1:] > end[:-1]
-        begins.append(begin[np.append(True, gap)[: len(begin)]])
-        ends.append(end[np.append(gap, True)[: len(end)]])
-    begin, end = (np.concatenate([np.zeros(0, np.int64), *x]) for x in (begins, ends))
-    return rl.from_segments(grid, begin, end, np.full(len(begin), code))
 
 
 def canvas_extents(canvas: Any) -> tuple[int, ...]:
