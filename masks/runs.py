@@ -63,6 +63,12 @@ class Grid:
         return self.k_blocks or -(-(self.n_k - self.k_origin) // self.block_k)
 
     @property
+    def whole(self) -> bool:
+        """Whether this is no window of a longer mask."""
+        blocks = self.q_blocks, self.k_blocks
+        return self.q_origin == 0 == self.k_origin and blocks == (None, None)
+
+    @property
     def area(self) -> int:
         """Blocks of one slice."""
         return self.rows * self.cols

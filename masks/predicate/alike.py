@@ -14,6 +14,7 @@ from masks.runs import FULL, MIXED, Bools, Ints
 from masks.types import Moves
 
 LONGEST = 1 << 40  # tokens of a period
+BLOCKS_AT_ONCE = 512  # arrays that stay in cache
 _MARK = -(1 << 62)  # a column's value where the block does not depend on it; no base is so small
 
 
@@ -138,7 +139,39 @@ class BlockSignature:
         codes = np.broadcast_to(self.bounds.codes(node), self.shape)
         open_ = codes == MIXED
         state = np.where(open_, 0, np.where(codes == FULL, 1, 2)).astype(np.int64)
-        return Alike(state, (state, *_only(self._all(inputs(node)), open_)))
+        columns = self._against(node, open_) or _only(self._all(inputs(node)), open_)
+        return Alike(state, (state, *columns))
+
+    def _against(self, node: Expression, open_: Bools) -> tuple[Ints, ...]:
+        """Columns of entries along one side compared with tokens of the other, or () for others.
+
+        Only entries near those tokens matter, each as far as it lies among them.
+        """
+        difference = node.args[0]
+        if node.op not in COMPARISONS or difference.op != "sum" or len(difference.args) != 2:
+            return ()
+        (entry, token), (factor, other) = difference.args, difference.data[1]
+        if token.op == "entry":
+            entry, token, factor, other = token, entry, other, factor
+        side = _walks(entry.args[0]) if entry.op == "entry" and entry.kind == INT else None
+        if {side, token.op} != {"q", "k"} or abs(factor) != 1 or factor + other:
+            return ()
+        at, most = np.flatnonzero(open_), self.sizes[token.op]
+        first = self._of(entry.args[0]).base[at]
+        begin = self.origins[token.op][at] - factor * difference.data[0]
+        content = np.empty((len(at), self.sizes[side]), np.int16)
+        for low in range(0, len(at), BLOCKS_AT_ONCE):
+            part = slice(low, low + BLOCKS_AT_ONCE)
+            entries = self._block(entry.data, first[part], side)
+            content[part] = np.clip(entries - begin[part, None], -1, most)
+        numbers = np.zeros(self.shape, np.int64)
+        numbers[at] = row_numbers(content) if len(at) else 0
+        return (numbers,)
+
+    def _block(self, table: Table, first: Ints, side: str) -> Ints:
+        """Return the entries (T, size) of blocks from `first` on."""
+        at = np.clip(first[:, None] + np.arange(self.sizes[side]), 0, len(table) - 1)
+        return table.data[at]
 
     def _number(self, node: Expression) -> Alike:
         if node.kind != INT:  # a real: no base
@@ -164,7 +197,7 @@ class BlockSignature:
         if node.op == "absolute":
             return self._absolute(node)
         if node.op == "entry" and (side := _walks(node.args[0])):
-            return self._entries(node, self.sizes[side])
+            return self._entries(node, side)
         return Alike(np.zeros(self.shape, np.int64), self._all(node.args))
 
     def _divided(self, node: Expression, divisor: int) -> Alike:
@@ -185,10 +218,9 @@ class BlockSignature:
         sign = np.where(turns, 0, np.sign(sign)).astype(np.int64)
         return Alike(base * sign, (*columns, sign, *_only((base,), turns)))
 
-    def _entries(self, node: Expression, size: int) -> Alike:
+    def _entries(self, node: Expression, side: str) -> Alike:
         first, which = np.unique(self._of(node.args[0]).base, return_inverse=True)
-        at = np.clip(first[:, None] + np.arange(size), 0, len(node.data) - 1)
-        entries = node.data.data[at]
+        entries = self._block(node.data, first, side)
         kind = row_numbers(entries - entries[:, :1])
         return Alike(entries[which, 0], (kind[which],))
 

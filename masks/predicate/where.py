@@ -8,10 +8,11 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from masks import runs as rl
 from masks.checks import argument_places, flag, integer
-from masks.leaves.geometry import rectangle_runs
+from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf, aligned
 from masks.predicate.alike import BlockSignature, combine, moves_of, tables_of
 from masks.predicate.bounds import Bounds, check_size
@@ -19,6 +20,7 @@ from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, a
 from masks.predicate.table import Table
 from masks.quadtree import Squares, classify
 from masks.registry import canonical, pattern
+from masks.repeats import Copies
 from masks.runs import Bools, Codes, Grid, Ints, Runs, quotient
 from masks.types import Changes, Moves, Placed
 
@@ -27,6 +29,7 @@ SECTION = "Composition"  # of the gallery
 
 PAIRS_OF_SEGMENTS = 1 << 24  # that a rule of tables is evaluated for at once
 PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
+OFFSETS_AT_ONCE = 1 << 10
 _FEW = 1 << 10  # tokens; block origins before the first token are less than this
 _REMEDY = (
     "for one of q and k write where(fn), for fn(h, q, k) where(fn, per_head=True), for fn(b, q, k)"
@@ -179,11 +182,14 @@ class Rule(Leaf):
         if segments is not None:
             return self._rectangles(grid, *segments)
 
-        def codes(squares: Squares) -> Codes:
+        def look(window: Grid) -> tuple[Ints, Codes]:
             with np.errstate(all="ignore"):
-                return self._bounds(grid, squares).codes(rule)  # pyright: ignore[reportArgumentType]
+                return classify(window, lambda squares: self._bounds(window, squares).codes(rule))  # pyright: ignore[reportArgumentType]
 
-        return classify(grid, codes)
+        repeats = self.repeats(grid) if grid.whole else None
+        copies = Copies(grid, repeats) if repeats else None
+        starts, codes = copies.runs(look) if copies and copies.worthwhile else look(grid)
+        return Runs(starts, codes.astype(np.uint8))
 
     def moves(self) -> Moves | None:
         return None if self.expression is None else moves_of(self.expression)
@@ -263,7 +269,31 @@ class Rule(Leaf):
 
 def by_distance(fn: Callable[[Any], Any], align: str = "top_left") -> Leaf:
     """Return the mask of fn(d) for the distance d = q - k, counted as `align` says."""
-    return aligned(align, lambda shift: Rule(lambda q, k: fn(q + shift - k)))
+    return aligned(align, lambda shift: ByDistance(lambda q, k: fn(q + shift - k)))
+
+
+class ByDistance(Rule):
+    """A rule of the distance alone, which pairs of tokens share."""
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        size = np.broadcast(q, k).size
+        if not size:
+            return super().allowed(grid, s, q, k)
+        lowest, highest = int(np.min(q) - np.max(k)), int(np.max(q) - np.min(k))
+        if highest - lowest >= size:
+            return super().allowed(grid, s, q, k)
+        here = self.fn(np.arange(highest, lowest - 1, -1), 0)
+        if np.shape(q)[-1:] == (1,) and (np.diff(k) == 1).all():  # keys in a row
+            start = highest - (q - k[..., :1])[..., 0]
+            return sliding_window_view(here, k.shape[-1])[start]
+        return here[highest - q + k]
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        offset, which = np.unique(grid.q_token(row) - grid.k_token(col), return_inverse=True)
+        inside = np.arange(1 - grid.block_k, grid.block_q)
+        parts = np.array_split(offset, 1 + len(offset) // OFFSETS_AT_ONCE)
+        content = np.concatenate([self.fn(part[:, None] + inside, 0) for part in parts])
+        return row_numbers(np.packbits(content, axis=1))[which]
 
 
 class Predicate(Rule):
