@@ -16,11 +16,10 @@ from masks.analysis.stats import Stats, stats
 from masks.arrays import from_array, from_layout
 from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
 from masks.checks import block_sizes, flag
-from masks.crop import coarsen, crop
 from masks.draw import draw, overview
 from masks.registry import Keyed, remember
 from masks.runs import Bools, Grid, Ints
-from masks.take import take
+from masks.take import coarsen, crop, take
 from masks.tiles import unpack_bits
 from masks.types import BlockData
 

@@ -1,5 +1,6 @@
 """Block codes of token rectangles, of intervals of blocks, and of rows that repeat."""
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -73,6 +74,15 @@ def row_intervals(grid: Grid, touched: tuple[Ints, Ints], full: tuple[Ints, Ints
     full_first, full_stop = (np.where(some_full, column, stop) for column in full)
     steps = np.stack([np.zeros_like(first), first, full_first, full_stop, stop], axis=1)
     return rl.from_steps(grid, steps, np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY]))
+
+
+def by_pairs(find: Callable[[Ints, Ints], NDArray], row: Ints, col: Ints) -> NDArray:
+    """Return find(row, col), which broadcasts, from one look at every pair of different values."""
+    rows, i = np.unique(row, return_inverse=True)
+    cols, j = np.unique(col, return_inverse=True)
+    if rows.size * cols.size > np.broadcast(row, col).size:
+        return find(row, col)
+    return find(rows[:, None], cols)[i.reshape(row.shape), j.reshape(col.shape)]
 
 
 def row_numbers(content: NDArray) -> Ints:

@@ -4,6 +4,7 @@ The token block of a pattern need not be the block of the mask that is built: bl
 come out partial, exactly.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -11,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks import runs as rl
-from masks.leaves.geometry import rectangle_runs, row_numbers
-from masks.leaves.leaf import Leaf, by_code
-from masks.runs import Bools, Codes, Grid, Ints, distinct, quotient
+from masks.block_lists import row_segments
+from masks.leaves.geometry import by_pairs, rectangle_runs, row_numbers
+from masks.leaves.leaf import Leaf
+from masks.runs import Bools, Codes, Grid, Ints, Runs, distinct, quotient
 from masks.types import Placed
 
 WORD = 64  # token blocks of a block that fit a word
@@ -43,14 +45,60 @@ class TokenBlocks(Leaf):
         return _TokenPairs(self, grid).placed()
 
 
-class _TokenPairs:
+class Cells:
+    """Blocks of one grid, full or empty, as a mask on another; codes has no MIXED."""
+
+    def __init__(self, grid: Grid, cells: Grid, codes: Runs):
+        self.grid, self.cells, self.codes = grid, cells, codes
+
+    def placed(self) -> Placed:
+        runs = self.codes if self.cells == self.grid else self._runs()
+        return Placed(runs, self.allowed, self.signature)
+
+    def _runs(self) -> Runs:
+        cells = self.cells
+        line, col, length, _ = row_segments(cells, *self.codes, empty=rl.EMPTY)
+        s, row = quotient(line, cells.rows)
+        q, k = cells.q_token(row), cells.k_token(col)
+        return rectangle_runs(self.grid, s, q, q + cells.block_q, k, cells.k_token(col + length))
+
+    def _cell(self, q: Ints, k: Ints) -> tuple[Ints, Ints]:
+        """Row and column of the cell of tokens; that of the nearest for tokens beyond."""
+        cells = self.cells
+        row, col = (q - cells.q_origin) // cells.block_q, (k - cells.k_origin) // cells.block_k
+        return np.clip(row, 0, cells.rows - 1), np.clip(col, 0, cells.cols - 1)
+
+    def allowed(self, s: Ints, q: Ints, k: Ints) -> Bools:
+        row, col = self._cell(q, k)
+        row = s * self.cells.rows + row
+        return by_pairs(self._full, row, col)
+
+    def _full(self, line: Ints, col: Ints) -> Bools:
+        return self.codes.at(line * self.cells.cols + col) == rl.FULL
+
+    def signature(self, x: Ints) -> list[Ints]:
+        grid, cells = self.grid, self.cells
+        if min(cells.block_q, cells.block_k) < SMALL:
+            return [x]
+        # Which cells a block meets, from where on, and which of those are full.
+        s, row, col = grid.split(x)
+        q, k = grid.q_token(row), grid.k_token(col)
+        q_step = np.arange(2 + (grid.block_q - 2) // cells.block_q) * cells.block_q
+        k_step = np.arange(2 + (grid.block_k - 2) // cells.block_k) * cells.block_k
+        met_row, met_col = self._cell(q[:, None, None] + q_step[:, None], k[:, None, None] + k_step)
+        line = s[:, None, None] * cells.rows + met_row
+        full = self._full(line, met_col)
+        bits = np.packbits(full.reshape(len(x), -1), axis=1)
+        return [row_numbers(bits), q % cells.block_q, k % cells.block_k]
+
+
+class _TokenPairs(Cells):
     """The allowed token blocks of a pattern in the rows of a grid."""
 
     def __init__(self, leaf: TokenBlocks, grid: Grid):
         self.grid, self.block = grid, leaf.block
-        self.first, last = (int(x) // self.block for x in (grid.q_first[0], grid.q_last[-1]))
-        self.rows = np.arange(self.first, last + 1, dtype=np.int64)
-        self.cols = -(-grid.n_k // self.block)
+        first, last = (int(x) // self.block for x in (grid.q_first[0], grid.q_last[-1]))
+        self.rows, self.cols = np.arange(first, last + 1), -(-grid.n_k // self.block)
         count, pairs = len(self.rows), []
         for s in range(grid.slices):
             i, col = leaf.pairs(s % grid.heads, self.rows, self.cols)
@@ -58,28 +106,31 @@ class _TokenPairs:
         self.line, self.col = (
             pairs[0] if len(pairs) == 1 else map(np.concatenate, zip(*pairs, strict=True))
         )
+        sizes = {"block_q": self.block, "block_k": self.block, "k_origin": 0}
+        ends = {"q_origin": first * self.block, "q_blocks": count, "k_blocks": self.cols}
+        self.cells = replace(grid, **sizes, **ends)
+
+    @cached_property
+    def codes(self) -> Runs:  # type: ignore[override]
+        x = self.line * self.cols + self.col
+        return rl.from_segments(self.cells, x, x + 1, np.full(len(x), rl.FULL))
 
     def placed(self) -> Placed:
         grid, block = self.grid, self.block
+        changes = lambda s, token: token % block == 0  # noqa: E731
         whole = grid.block_q % block == grid.block_k % block == 0 == grid.k_origin % block
         per_block = (grid.block_q // block) * (grid.block_k // block)
-        if whole and grid.q_origin % block == 0 and 1 <= per_block <= WORD:
-            x, word, codes = self.words()
-            runs = rl.from_segments(grid, x, x + 1, codes)
-            own, word = np.append(x, grid.size), np.append(word.view(np.int64), 0)
+        if not whole or grid.q_origin % block or not 1 <= per_block <= WORD:
+            return super().placed()._replace(changes=(changes, changes))
+        x, word, codes = self.words()
+        own, word = np.append(x, grid.size), np.append(word.view(np.int64), 0)
 
-            def by_word(x: Ints) -> list[Ints]:
-                at = np.searchsorted(own, x)
-                return [np.where(own[at] == x, word[at], 0)]
+        def by_word(x: Ints) -> list[Ints]:
+            at = np.searchsorted(own, x)
+            return [np.where(own[at] == x, word[at], 0)]
 
-            signature = by_word
-        else:
-            entry, row = quotient(self.line, len(self.rows))
-            row, col = (row + self.first) * block, self.col * block
-            runs = rectangle_runs(grid, entry, row, row + block, col, col + block)
-            signature = by_code(runs, lambda x: self.signature(*grid.split(x)))
-        changes = lambda s, token: token % block == 0  # noqa: E731
-        return Placed(runs, self.allowed, signature, (changes, changes))
+        runs = rl.from_segments(grid, own[:-1], own[:-1] + 1, codes)
+        return Placed(runs, self.allowed, by_word, (changes, changes))
 
     def words(self) -> tuple[Ints, NDArray[np.uint64], Codes]:
         """(x, word, codes) of the blocks that have pairs, each of which is a bit of the word."""
@@ -118,37 +169,3 @@ class _TokenPairs:
         here = block_line[self.line[::PAIRS_AT_ONCE]]
         first = np.searchsorted(self.line, np.searchsorted(block_line, here))
         return [*distinct(first).tolist(), len(self.line)]
-
-    @cached_property
-    def keys(self) -> Ints:
-        """The pairs as ascending numbers, or -1 where there are none."""
-        keys = self.line * self.cols
-        keys += self.col
-        return keys if len(keys) else np.full(1, -1)
-
-    def allowed(self, s: Ints, q: Ints, k: Ints) -> Bools:
-        return self.lookup(s, q // self.block, k // self.block)
-
-    def lookup(self, s: Ints, row: Ints, col: Ints) -> Bools:
-        """Whether token block (row, col) of slice s is allowed; broadcasting."""
-        wanted = (s * len(self.rows) + row - self.first) * self.cols + col
-        at = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-        return (self.keys[at] == wanted) & (col >= 0) & (col < self.cols)
-
-    def signature(self, s: Ints, row: Ints, col: Ints) -> Ints:
-        grid, block = self.grid, self.block
-        if block < SMALL:
-            return (s * grid.rows + row) * grid.cols + col
-        # Which token blocks a block meets, from where on, and which of those are allowed.
-        token_row, q_phase = quotient(grid.q_token(row), block)
-        token_col, k_phase = quotient(grid.k_token(col), block)
-        met_rows = np.arange((int(q_phase.max()) + grid.block_q - 1) // block + 1)
-        met_cols = np.arange((int(k_phase.max()) + grid.block_k - 1) // block + 1)
-        rows = np.clip(token_row[:, None] + met_rows, self.first, self.rows[-1])[:, :, None]
-        met = self.lookup(s[:, None, None], rows, token_col[:, None, None] + met_cols)
-        met = met.reshape(len(met), -1)
-        if met.shape[1] <= 32:
-            content = met @ (1 << np.arange(met.shape[1]))
-        else:
-            content = row_numbers(np.packbits(met, axis=1))
-        return (content * block + q_phase) * block + k_phase

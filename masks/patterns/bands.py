@@ -8,9 +8,9 @@ from masks.algebra import Mask
 from masks.checks import FAR, ascending, integer
 from masks.leaves.geometry import row_intervals
 from masks.leaves.leaf import Leaf, aligned
-from masks.predicate.where import Rule, by_distance
+from masks.predicate.where import ByDistance, Rule, by_distance
 from masks.registry import canonical, pattern
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.runs import Grid, Ints, Runs
 from masks.types import Moves
 
 __all__ = [
@@ -34,7 +34,7 @@ POWERS = (0, *(1 << i for i in range(40)))
 @pattern("dense()", "everything", "N**2")
 def dense() -> Mask:
     """Every key is allowed for every query; `~dense()` is nothing."""
-    return Band(-FAR, FAR)
+    return Band.of(-FAR, FAR)
 
 
 @pattern("causal()", "no query sees ahead", "N*(N + 1)/2", "1706.03762")
@@ -263,14 +263,18 @@ def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
 
 def band(low: int, high: int, align: str) -> Leaf:
     """Return the mask of the distances low..high, which `align` counts."""
-    return aligned(align, lambda shift: Band(low - shift, high - shift))
+    return aligned(align, lambda shift: Band.of(low - shift, high - shift))
 
 
-class Band(Leaf):
+class Band(ByDistance):
     """low <= q - k <= high."""
 
-    low: int
-    high: int
+    low: int = 0
+    high: int = 0
+
+    @classmethod
+    def of(cls, low: int, high: int) -> "Band":
+        return cls(lambda q, k: (q - k >= low) & (q - k <= high), low=low, high=high)
 
     def moves(self) -> Moves:
         return Moves(1)
@@ -286,9 +290,6 @@ class Band(Leaf):
             np.searchsorted(grid.k_last, first - self.low, "right"),
         )
         return row_intervals(grid, (np.where(low <= high, begin, stop), stop), full)
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return (q - k >= self.low) & (q - k <= self.high) & (s >= 0)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         return grid.q_token(row) - grid.k_token(col)  # a band looks the same along a diagonal

@@ -1,6 +1,5 @@
 """Documents packed into one sequence, and cells that see their neighbours."""
 
-from functools import cached_property
 from itertools import chain, pairwise, product
 from operator import index
 from typing import Any
@@ -10,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaves.geometry import rectangle_runs
+from masks.leaves.geometry import by_pairs, rectangle_runs
 from masks.leaves.leaf import Leaf
 from masks.leaves.lengths import FAR, Cuts, Lengths, batch_extent, flat, read_both, read_lengths
 from masks.registry import canonical, pattern
@@ -41,7 +40,8 @@ def documents(lengths: Any, key_lengths: Any = None) -> Mask:
     The text holds up to 64 lengths; a longer list shows as a digest, which `parse` cannot read.
     """
     rows, key_rows = read_both(lengths, key_lengths)
-    mask = _documents(rows, key_rows, shared=False)
+    own = np.arange(sum(map(len, rows)))
+    mask = Cells.of(rows, key_rows, own, own)
     other = None if key_rows == rows else flat(key_rows)
     return canonical(mask, lengths=flat(rows), key_lengths=other)
 
@@ -87,7 +87,14 @@ def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask
     in_order = np.array_equal(q_label, k_label) and len(np.unique(q_label)) == len(q_label)
     if in_order:
         return documents(lengths, None if key_ids is None else key_lengths)
-    mask = Documents(Cuts.of(lengths), Cuts.of(key_lengths), q_label, k_label, False)
+    order = np.argsort(k_label, kind="stable")
+    left, right = (np.searchsorted(k_label[order], q_label, side) for side in ("left", "right"))
+    if (pairs := int((right - left).sum())) > MAX_PAIRS:
+        raise ValueError(
+            f"the ids make {pairs} pairs of pieces that see each other: sort the tokens by id"
+        )
+    i, j = expand(left, right)
+    mask = Cells.of(lengths, key_lengths, i, order[j])
     other = None if key_ids is None else flat(key_rows.tolist())
     return canonical(mask, ids=flat(rows.tolist()), key_ids=other)
 
@@ -107,13 +114,10 @@ def shared_prefix(prefix: int, lengths: Any) -> Mask:
     prefix = integer("prefix", prefix, min=0)
     rows = read_lengths("lengths", lengths)
     whole = tuple((prefix, *row) for row in rows)
-    return canonical(_documents(whole, whole, shared=True), lengths=flat(rows))
-
-
-def _documents(rows: Lengths, key_rows: Lengths, shared: bool) -> Mask:
-    number = [np.arange(len(row)) + entry * FAR for entry, row in enumerate(rows)]
-    label = np.concatenate(number)
-    return Documents(Cuts.of(rows), Cuts.of(key_rows), label, label, shared)
+    counts = [len(row) for row in whole]
+    own, first = np.arange(sum(counts)), np.repeat(np.cumsum(counts) - counts, counts)
+    mask = Cells.of(whole, whole, np.append(own, own), np.append(own, first))
+    return canonical(mask, lengths=flat(rows))
 
 
 def _differences(name: str, offsets: Any) -> list[list[int]]:
@@ -144,91 +148,6 @@ def _pieces(rows: NDArray[np.integer], names: NDArray[np.integer]) -> tuple[Leng
     return tuple(lengths), np.concatenate(labels)
 
 
-class Documents(Leaf):
-    """Pieces of documents see each other where their labels are equal."""
-
-    q: Cuts
-    k: Cuts
-    q_label: Ints  # (pieces of queries,) entry * FAR + number of the document
-    k_label: Ints
-    shared: bool  # whether document 0 is seen by all
-
-    @property
-    def batch(self) -> int | None:  # type: ignore[override]
-        return batch_extent(self.q.tokens)
-
-    def _sees(self, q_label: Ints, k_label: Ints) -> Bools:
-        sees = q_label == k_label
-        return sees | (k_label % FAR == 0) if self.shared else sees
-
-    def runs(self, grid: Grid) -> Runs:
-        self.q.cover("n_q", grid.n_q)
-        self.k.cover("n_k", grid.n_k)
-        i, j = self._pairs()
-        entry = self.q.start[i] // FAR
-        sides = (self.q.start[i], self.q.stop[i], self.k.start[j], self.k.stop[j])
-        return rectangle_runs(grid, entry, *[token - entry * FAR for token in sides])
-
-    def _pairs(self) -> tuple[Ints, Ints]:
-        """Pieces (of queries, of keys) that see each other."""
-        order = np.argsort(self.k_label, kind="stable")
-        labels = self.k_label[order]
-        left, right = (np.searchsorted(labels, self.q_label, side) for side in ("left", "right"))
-        if (pairs := int((right - left).sum())) > MAX_PAIRS:
-            raise ValueError(
-                f"the ids make {pairs} pairs of pieces that see each other: sort the tokens by id"
-            )
-        i, j = expand(left, right)
-        j = order[j]
-        if self.shared:  # the others see document 0 of their batch entry
-            others = np.flatnonzero(self.q_label % FAR)
-            first = np.flatnonzero(self.k_label % FAR == 0)[self.q.start[others] // FAR]
-            i, j = np.append(i, others), np.append(j, first)
-        return i, j
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        q_label, k_label = self.q_label[self.q.find(s, q)], self.k_label[self.k.find(s, k)]
-        return self._sees(q_label, k_label)
-
-    def changes(self, grid: Grid) -> tuple[Changes, Changes]:
-        def of(cuts: Cuts, n: int) -> Changes:
-            begins = np.zeros((len(cuts.tokens), n), bool)
-            entry, token = quotient(cuts.start, FAR)
-            here = token < n
-            begins[entry[here], token[here]] = True
-            return lambda s, token: begins[s, token]
-
-        return of(self.q, grid.n_q), of(self.k, grid.n_k)
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # The signature of a block of at most two pieces a side is where they are cut, and which of
-        # them see each other. Documents in order see themselves, so only those on both sides count.
-        if max(grid.block_q, grid.block_k) > MAX_TOKENS:
-            return super().signature(grid, s, row, col)
-        q_low, q_high = self.q.find(s, grid.q_first[row]), self.q.find(s, grid.q_last[row])
-        k_low, k_high = self.k.find(s, grid.k_first[col]), self.k.find(s, grid.k_last[col])
-        if self._in_order:
-            q_low = k_low = np.maximum(q_low, k_low)
-            q_high = k_high = np.minimum(q_high, k_high)
-        number = np.zeros(len(s), np.int64)
-        for cuts, low, high, token, block in (
-            (self.q, q_low, q_high, s * FAR + grid.q_token(row), grid.block_q),
-            (self.k, k_low, k_high, s * FAR + grid.k_token(col), grid.block_k),
-        ):
-            for cut in (cuts.start[low], cuts.start[high], cuts.stop[high]):
-                number = number * (block + 1) + np.clip(cut - token, 0, block)
-        for i, j in product((q_low, q_high), (k_low, k_high)):
-            number = number * 2 + self._sees(self.q_label[i], self.k_label[j])
-        few = (q_high <= q_low + 1) & (k_high <= k_low + 1)
-        return np.where(few, number, -1 - super().signature(grid, s, row, col))
-
-    @cached_property
-    def _in_order(self) -> bool:
-        """Whether piece i of the queries sees piece i of the keys, and nothing else."""
-        same = np.array_equal(self.q_label, self.k_label) and not self.shared
-        return same and bool((np.diff(self.q_label) > 0).all())
-
-
 @pattern(
     "cells((32,) * 8, ((1, 7), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 0)))",
     "cells of a mesh or sphere, or communities of a graph, that see their neighbours",
@@ -243,8 +162,8 @@ def cells(sizes: Any, neighbours: Any) -> Mask:
     The tokens are sorted by cell: key k is allowed for query q when the cell of k is that of q or
     one of its neighbours. In GenCast (arXiv 2312.15796) a node of an icosahedral mesh attends to
     itself and to the nodes within 32 hops: every cell has one token there, and those nodes are its
-    neighbours. The cells of HEALPix in nested order, those of a grid along a space-filling curve,
-    and communities of a graph are others. Where cells that are near each other are also near in the
+    neighbours. Pixels of a sphere in nested order, those of a grid along a space-filling curve, and
+    communities of a graph are others. Where cells that are near each other are also near in the
     sequence, there are few blocks.
 
     Cell i of m_i tokens allows m_i * (m_i + the sum of m_j over its neighbours j) pairs.
@@ -265,10 +184,8 @@ def cells(sizes: Any, neighbours: Any) -> Mask:
     lists = _lists(neighbours, count)
     cell = np.repeat(np.arange(count), [*map(len, lists)])
     seen = np.fromiter(chain.from_iterable(lists), np.int64, len(cell))
-    own = np.arange(count) * (count + 1)
-    cuts, label = Cuts.of(rows), np.arange(count)
-    pairs = distinct(np.append(cell * count + seen, own))
-    mask = Cells(cuts, cuts, label, label, False, pairs)
+    own = np.arange(count)
+    mask = Cells.of(rows, rows, np.append(cell, own), np.append(seen, own))
     return canonical(mask, sizes=rows[0], neighbours=lists)  # pyright: ignore
 
 
@@ -293,16 +210,67 @@ def _lists(neighbours: Any, count: int) -> tuple[tuple[int, ...], ...]:
     return lists
 
 
-class Cells(Documents):
-    """Documents that see some others."""
+class Cells(Leaf):
+    """Pieces of the sequence that see some others."""
 
-    pairs: Ints  # ascending: number of a cell * cells + that of one that it sees
-    _in_order = False  # pyright: ignore[reportAssignmentType]
+    q: Cuts
+    k: Cuts
+    pairs: Ints  # ascending: number of a piece of queries * pieces of keys + that of one it sees
 
-    def _sees(self, q_label: Ints, k_label: Ints) -> Bools:
-        wanted = q_label * len(self.q_label) + k_label
+    @classmethod
+    def of(cls, rows: Lengths, key_rows: Lengths, i: Ints, j: Ints) -> "Cells":
+        """Return the mask of pieces of these lengths, of which piece i[x] sees piece j[x]."""
+        q, k = Cuts.of(rows), Cuts.of(key_rows)
+        return cls(q, k, distinct(i * len(k.start) + j))
+
+    @property
+    def batch(self) -> int | None:  # type: ignore[override]
+        return batch_extent(self.q.tokens)
+
+    def _sees(self, i: Ints, j: Ints) -> Bools:
+        wanted = i * len(self.k.start) + j
         at = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
         return self.pairs[at] == wanted
 
-    def _pairs(self) -> tuple[Ints, Ints]:
-        return quotient(self.pairs, len(self.q_label))
+    def runs(self, grid: Grid) -> Runs:
+        self.q.cover("n_q", grid.n_q)
+        self.k.cover("n_k", grid.n_k)
+        i, j = quotient(self.pairs, len(self.k.start))
+        entry = self.q.start[i] // FAR
+        sides = (self.q.start[i], self.q.stop[i], self.k.start[j], self.k.stop[j])
+        return rectangle_runs(grid, entry, *[token - entry * FAR for token in sides])
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        return by_pairs(self._sees, self.q.find(s, q), self.k.find(s, k))
+
+    def changes(self, grid: Grid) -> tuple[Changes, Changes]:
+        def of(cuts: Cuts, n: int) -> Changes:
+            begins = np.zeros((len(cuts.tokens), n), bool)
+            entry, token = quotient(cuts.start, FAR)
+            here = token < n
+            begins[entry[here], token[here]] = True
+            return lambda s, token: begins[s, token]
+
+        return of(self.q, grid.n_q), of(self.k, grid.n_k)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        # The signature of a block of at most two pieces a side is where they are cut, and which of
+        # them see each other. Documents see themselves, so only those on both sides count.
+        if max(grid.block_q, grid.block_k) > MAX_TOKENS:
+            return super().signature(grid, s, row, col)
+        q_low, q_high = self.q.find(s, grid.q_first[row]), self.q.find(s, grid.q_last[row])
+        k_low, k_high = self.k.find(s, grid.k_first[col]), self.k.find(s, grid.k_last[col])
+        if np.array_equal(self.pairs, np.arange(len(self.q.start)) * (len(self.k.start) + 1)):
+            q_low = k_low = np.maximum(q_low, k_low)
+            q_high = k_high = np.minimum(q_high, k_high)
+        number = np.zeros(len(s), np.int64)
+        for cuts, low, high, token, block in (
+            (self.q, q_low, q_high, s * FAR + grid.q_token(row), grid.block_q),
+            (self.k, k_low, k_high, s * FAR + grid.k_token(col), grid.block_k),
+        ):
+            for cut in (cuts.start[low], cuts.start[high], cuts.stop[high]):
+                number = number * (block + 1) + np.clip(cut - token, 0, block)
+        for i, j in product((q_low, q_high), (k_low, k_high)):
+            number = number * 2 + self._sees(i, j)
+        few = (q_high <= q_low + 1) & (k_high <= k_low + 1)
+        return np.where(few, number, -1 - super().signature(grid, s, row, col))

@@ -6,13 +6,11 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.block_lists import row_segments
 from masks.build import settle
 from masks.checks import choice, integer
-from masks.leaves.geometry import rectangle_runs, row_numbers
-from masks.leaves.token_blocks import SMALL
+from masks.leaves.token_blocks import Cells
 from masks.registry import canonical, transform
-from masks.runs import Bools, Codes, Grid, Ints, Runs, quotient
+from masks.runs import Bools, Codes, Grid, Ints, Runs
 from masks.tiles import PAIRS_AT_ONCE
 from masks.transforms.base import Placing
 from masks.types import Placed, Repeats
@@ -55,55 +53,6 @@ class Snap(Placing):
         sizes = {"block_q": q, "block_k": k, "q_blocks": rows // q + 1, "k_blocks": cols // k + 1}
         cells = replace(grid, **sizes, q_origin=q_origin, k_origin=k_origin)
         return Cells(grid, cells, decided(part.place(cells), cells, self.how)).placed()
-
-
-class Cells:
-    """Blocks of one grid, full or empty, as a mask on another."""
-
-    def __init__(self, grid: Grid, cells: Grid, codes: Runs):
-        self.grid, self.cells, self.codes = grid, cells, codes
-
-    def placed(self) -> Placed:
-        runs = self.codes if self.cells == self.grid else self._runs()
-        return Placed(runs, self.allowed, self.signature)
-
-    def _runs(self) -> Runs:
-        cells = self.cells
-        line, col, length, _ = row_segments(cells, *self.codes, empty=rl.EMPTY)
-        s, row = quotient(line, cells.rows)
-        q, k = cells.q_token(row), cells.k_token(col)
-        return rectangle_runs(self.grid, s, q, q + cells.block_q, k, cells.k_token(col + length))
-
-    def _cell(self, q: Ints, k: Ints) -> tuple[Ints, Ints]:
-        """Row and column of the cell of tokens; that of the nearest for tokens beyond."""
-        cells = self.cells
-        row, col = (q - cells.q_origin) // cells.block_q, (k - cells.k_origin) // cells.block_k
-        return np.clip(row, 0, cells.rows - 1), np.clip(col, 0, cells.cols - 1)
-
-    def allowed(self, s: Ints, q: Ints, k: Ints) -> Bools:
-        row, col = self._cell(q, k)
-        row = s * self.cells.rows + row
-        lines, i = np.unique(row, return_inverse=True)  # a block meets few cells
-        cols, j = np.unique(col, return_inverse=True)
-        if lines.size * cols.size > np.broadcast(row, col).size:
-            return self.codes.at(row * self.cells.cols + col) == rl.FULL
-        full = self.codes.at(lines[:, None] * self.cells.cols + cols) == rl.FULL
-        return full[i.reshape(row.shape), j.reshape(col.shape)]
-
-    def signature(self, x: Ints) -> list[Ints]:
-        grid, cells = self.grid, self.cells
-        if min(cells.block_q, cells.block_k) < SMALL:
-            return [x]
-        # Which cells a block meets, from where on, and which of those are full.
-        s, row, col = grid.split(x)
-        q, k = grid.q_token(row), grid.k_token(col)
-        q_step = np.arange(2 + (grid.block_q - 2) // cells.block_q) * cells.block_q
-        k_step = np.arange(2 + (grid.block_k - 2) // cells.block_k) * cells.block_k
-        met_row, met_col = self._cell(q[:, None, None] + q_step[:, None], k[:, None, None] + k_step)
-        line = s[:, None, None] * cells.rows + met_row
-        full = self.codes.at(line * cells.cols + met_col) == rl.FULL
-        bits = np.packbits(full.reshape(len(x), -1), axis=1)
-        return [row_numbers(bits), q % cells.block_q, k % cells.block_k]
 
 
 def decided(placed: Placed, grid: Grid, how: str) -> Runs:
