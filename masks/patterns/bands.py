@@ -102,8 +102,6 @@ def dilated(extent: int, step: int, *, align: str = "top_left") -> Mask:
         extent: tokens, >= 0; an inner query sees 2 * (extent // step) + 1 keys.
         step: >= 1; 1 makes it `local(extent)`.
         align: see `causal`.
-
-    With w = extent // step and n > extent tokens, n(2w + 1) - step * w(w + 1) pairs are allowed.
     """
     extent, step = integer("extent", extent, min=0), integer("step", step, min=1)
     return by_distance(lambda d: (abs(d) <= extent) & (d % step == 0), align)
@@ -116,8 +114,6 @@ def diagonals(distances: tuple[int, ...], *, align: str = "top_left") -> Mask:
     Args:
         distances: a tuple of different integers; the order is free.
         align: see `causal`.
-
-    Distance d holds n - |d| pairs of n x n tokens.
     """
     distances = ascending("distances", distances, min=None)
     return canonical(by_distance(lambda d: np.isin(d, distances), align), distances=distances)
@@ -141,8 +137,6 @@ def power_of_two(block: int = 1, *, align: str = "top_left") -> Mask:
         block: tokens of a token block, >= 1. A multiple of the block of the build makes all blocks
             full, where distances of tokens leave two or three thin diagonals in each.
         align: see `causal`; token blocks count from the start, so it needs block=1.
-
-    With n = 2**L token blocks, n + 2(n(L - 1) + 1) of n x n are allowed, and nL + 1 of them causal.
     """
     block = integer("block", block, min=1)
     if block > 1 and align != "top_left":
@@ -170,8 +164,6 @@ def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
     Args:
         window: 1..2**30, the length that the code makes its mask for; here it builds for any.
         restart: 2..2**30, by default the window.
-
-    The paper's mask allows n * L + 1 pairs of n = 2**L tokens, and log_sparse(64) 667 of 64.
     """
     if window is None:
         if restart is not None:
@@ -211,8 +203,6 @@ def strided(stride: int, *, align: str = "top_left") -> Mask:
     Args:
         stride: >= 1, near the square root of the length in the paper.
         align: see `causal`.
-
-    With n a multiple of l = stride, n * l - l(l - 1)/2 + n(n/l - 1)/2 pairs are allowed.
     """
     stride = integer("stride", stride, min=1)
     return by_distance(lambda d: (d >= 0) & ((d < stride) | (d % stride == 0)), align)
@@ -238,9 +228,6 @@ def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
         vertices: how many groups of `summary` keys the heads take turns with (`num_verts` of the
             published code): head h has group h % vertices, counted from the end of the chunk.
             Above 1 the mask repeats after so many heads.
-
-    With n a multiple of l = stride and c = summary, n(l + 1)/2 + c * n(n/l - 1)/2 pairs are
-    allowed for every head.
     """
     stride = integer("stride", stride, min=1)
     summary = integer("summary", summary, min=0, max=stride)

@@ -30,8 +30,6 @@ def sinks(n: int) -> Mask:
 
     Only the columns of `global_tokens`: the first queries see no more than the others. For a causal
     model write `sinks(n) & causal()`, as `streaming` does.
-
-    With g of n blocks, n * g of n x n are allowed.
     """
     n = integer("n", n, min=0)
     return Rule(lambda q, k: k < n)
@@ -43,8 +41,6 @@ def keys_at(tokens: tuple[int, ...]) -> Mask:
 
     Args:
         tokens: different integers >= 0; the order is free. Numbers beyond the length are ignored.
-
-    With s of n tokens, n * s of n x n pairs are allowed.
     """
     tokens = ascending("tokens", tokens)
     return canonical(Rule(lambda q, k: np.isin(k, tokens)), tokens=tokens)
@@ -67,8 +63,6 @@ def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
     Args:
         prefix: tokens, >= 0.
         align: of the causal part, see `causal`.
-
-    With p of n tokens, n(n + 1)/2 + p(p - 1)/2 pairs are allowed.
     """
     prefix = integer("prefix", prefix, min=0)
     return sinks(prefix) | causal(align=align)
@@ -85,8 +79,7 @@ def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
 def global_tokens(n: int) -> Mask:
     """Let the first `n` tokens (>= 0) see and be seen by all: q < n or k < n.
 
-    With g of n blocks, g(2n - g) of n x n are allowed. `sinks` is the half with the keys,
-    `global_rows` the one with the queries.
+    `sinks` is the half with the keys, `global_rows` the one with the queries.
     """
     n = integer("n", n, min=0)
     return Rule(lambda q, k: (q < n) | (k < n))
@@ -101,8 +94,6 @@ def global_at(tokens: tuple[int, ...]) -> Mask:
 
     Args:
         tokens: different integers >= 0; the order is free.
-
-    With s of n tokens, s(2n - s) of n x n pairs are allowed.
     """
     tokens = ascending("tokens", tokens)
     return canonical(Rule(lambda q, k: np.isin(q, tokens) | np.isin(k, tokens)), tokens=tokens)
@@ -144,8 +135,6 @@ def streaming(sinks: int, window: int, *, align: str = "top_left") -> Mask:
         window: keys that end in the query itself, >= 1, as in `sliding`. A cache of 4 + 512 entries
             that holds the newest key is streaming(4, 512): a far query sees 516 keys.
         align: of the window and the causal part, see `causal`.
-
-    With n >= s + w tokens, nw - w(w - 1)/2 + (n - w)s - s(s - 1)/2 pairs are allowed.
     """
     sinks = integer("sinks", sinks, min=0)
     parts = _first_keys(sinks) | sliding(window, align=align)

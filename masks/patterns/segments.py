@@ -30,7 +30,6 @@ def block_diagonal(size: int, offset: int = 0) -> Mask:
     This is "local attention" in Long Range Arena (arXiv 2011.04006; there size is 50), and windows
     that do not overlap elsewhere; two of them, the second with offset size // 2, make the shifted
     windows of Swin (arXiv 2103.14030) in one dimension. With `& causal()` a block is causal inside.
-    With blocks of `size` tokens and no offset, n of n x n are allowed.
 
     Args:
         size: tokens of a token block, >= 1.
@@ -72,8 +71,6 @@ def block_diffusion(size: int) -> Mask:
     token blocks of `size`, the last of which may be shorter. A noisy block sees itself, and the
     clean blocks strictly before it. The clean half is block-causal, and never sees the noisy one.
     So one pass trains every block. `block_causal` is the mask for one stream.
-
-    With halves of m tokens, which `size` divides, m(m + size) of 2m x 2m pairs are allowed.
 
     Args:
         size: tokens of a token block, >= 1.
