@@ -117,16 +117,11 @@ class Mask(Keyed):
         path: Any = None,
         ax: "Axes | None" = None,
         *,
-        batch: int = 0,
-        head: int = 0,
         heads: int | None = None,
-        rows: tuple[int, int] | None = None,
-        cols: tuple[int, int] | None = None,
-        panels: bool = False,
+        **options: Any,
     ) -> "Axes":
-        """Build and draw slice (batch, head); see `BlockMask.draw`. `heads` as in `build`."""
-        blocks = self.build(n_q, n_k, block_size, heads=heads)
-        return blocks.draw(path, ax, batch=batch, head=head, rows=rows, cols=cols, panels=panels)
+        """Build and draw a slice; see `BlockMask.draw`. `heads` as in `build`."""
+        return self.build(n_q, n_k, block_size, heads=heads).draw(path, ax, **options)
 
     def stats(
         self,

@@ -17,7 +17,7 @@ from tests.masks.cases import BLOCKS, composition
 from tests.masks.helpers import dense
 from tests.masks.oracles import BATCH, HEADS, VARIED
 from tests.masks.oracles.canvas import SIZES, any_canvas, any_canvas_mask
-from tests.masks.oracles.reorder import any_reorder, order_of
+from tests.masks.oracles.packed import any_reorder, order_of
 from tests.notes import note
 
 

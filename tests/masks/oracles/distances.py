@@ -1,4 +1,4 @@
-"""Patterns of the distance, the Sparse Transformer, LogSparse as the copied code makes it."""
+"""Bands, everything, arrays, butterflies, rows and columns, and other patterns of the distance."""
 
 import math
 import random
@@ -7,7 +7,123 @@ import numpy as np
 
 import masks
 from masks import Mask
-from tests.masks.oracles import any_align, distance, given, leaf, oracle, positions, varied
+from masks.patterns.array import ArrayMask
+from tests.masks.oracles import (
+    BATCH,
+    HEADS,
+    any_align,
+    distance,
+    given,
+    leaf,
+    oracle,
+    positions,
+    varied,
+)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    align = any_align(rng)
+    return rng.choice(
+        [
+            masks.causal(align=align),
+            masks.local(rng.randrange(100), align=align),
+            masks.local(rng.randrange(100), rng.randrange(100), align=align),
+            masks.sliding(rng.randrange(1, 150), align=align),
+        ]
+    )
+
+
+@oracle("causal", "local", "sliding")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    d, arguments = distance(mask, n_q, n_k), mask.arguments
+    if mask.kind == "causal":
+        return d >= 0
+    if mask.kind == "sliding":
+        return (d >= 0) & (d < arguments["window"])
+    left, right = arguments["left"], arguments["right"]
+    return (d <= left) & (-d <= (left if right is None else right))
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return masks.butterfly(rng.choice([1, 7, 16, 24, 32, 64]), rng.choice([None, 0, 1, 2, 9]))
+
+
+@oracle("butterfly")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    q, k = positions(n_q, n_k)
+    called = given(mask)
+    block = -(-max(n_q, n_k) // called.size) if called.size else called.block
+    strides = {0} | {2**t for t in range(20 if called.levels is None else called.levels)}
+    return np.isin((q // block) ^ (k // block), list(strides))
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return masks.dense()
+
+
+@oracle("dense")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    return np.ones((n_q, n_k), bool)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    data = np.random.default_rng(rng.randrange(1 << 30))
+    return masks.mask_from(data.random((n_q, n_k)) < rng.choice([0.02, 0.5, 0.999]))
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    data = np.random.default_rng(rng.randrange(1 << 30))
+    shape = rng.choice([(BATCH, 1, n_q, n_k), (HEADS, n_q, n_k), (BATCH, HEADS, n_q, n_k)])
+    return masks.mask_from(data.random(shape) < rng.choice([0.1, 0.5, 0.9]))
+
+
+@oracle(ArrayMask)
+def _(mask: ArrayMask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    return mask.data
+
+
+def tokens(rng: random.Random) -> tuple[int, ...]:
+    return tuple(rng.sample(range(170), rng.choice([0, 1, 3, 60, 165])))
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    of_count = [masks.sinks, masks.global_tokens, masks.global_rows, masks.last_rows]
+    make = rng.choice([*of_count, masks.keys_at, masks.global_at])
+    return make(rng.randrange(80) if make in of_count else tokens(rng))
+
+
+@oracle("sinks", "keys_at", "global_tokens", "global_at", "global_rows")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    """From the arguments of the call: columns, rows or both."""
+    chosen = mask.arguments.get("tokens", range(mask.arguments.get("n", 0)))
+    row = np.array([[q in chosen] for q in range(n_q)])
+    col = np.array([[k in chosen for k in range(n_k)]])
+    return (row & (mask.kind not in ("sinks", "keys_at"))) | (col & (mask.kind != "global_rows"))
+
+
+@oracle("last_rows")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    return positions(n_q, n_k)[0] >= n_q - mask.arguments["n"]
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    align = any_align(rng)
+    first, window, last = rng.randrange(40), rng.randrange(1, 100), rng.randrange(40)
+    return rng.choice(
+        [
+            masks.prefix_lm(first, align=align),
+            masks.streaming(first, window, align=align),
+            masks.tri_shape(first, window, last, align=align),
+            masks.vertical_slash(tokens(rng), tokens(rng), align=align),
+        ]
+    )
 
 
 @leaf

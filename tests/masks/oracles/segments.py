@@ -1,11 +1,11 @@
-"""Block-diagonal masks, dilated segments, documents."""
+"""Segments, documents, cells, trees of shared prefixes, and users of recommenders."""
 
 import random
 
 import numpy as np
 
 import masks
-from masks import Mask
+from masks import Mask, hstu, prefix_tree
 from tests.masks.oracles import BATCH, HEADS, given, leaf, oracle, positions, varied
 
 
@@ -160,3 +160,121 @@ def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     for q, k in np.ndindex(n_q, n_k):
         dense[q, k] = cell[k] == cell[q] or cell[k] in neighbours[cell[q]]
     return dense
+
+
+Walk = tuple[list[int], list[int]]  # enter and leave of the nodes
+
+
+def any_walk(rng: random.Random, n: int) -> Walk:
+    """Depth-first times of random trees of at least n tokens together."""
+    enter: list[int] = []
+    leave: list[int] = []
+    longest, children = rng.choice([1, 4, 20, 90]), rng.choice([1, 2, 4])
+
+    def walk(token: int, depth: int) -> int:
+        """Adds a node that begins at `token`; the end of its subtree."""
+        node = len(enter)
+        enter.append(token)
+        leave.append(0)
+        token += rng.randint(1, longest)
+        for _ in range(rng.randint(0, children) if depth < 6 else 0):
+            token = walk(token, depth + 1)
+        leave[node] = token
+        return token
+
+    end = 0
+    while end < n:
+        end = walk(end, 0)
+    return enter, leave
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return prefix_tree(*any_walk(rng, max(n_q, n_k)))
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    walks = [any_walk(rng, max(n_q, n_k)) for _ in range(BATCH)]
+    return prefix_tree(*zip(*walks, strict=True))
+
+
+@oracle("prefix_tree")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    """Every path from a root by itself: the tokens of a path, causal among themselves."""
+    given = mask.arguments
+    return np.stack(
+        [
+            paths(enter, leave, max(n_q, n_k))[None, :n_q, :n_k]
+            for enter, leave in zip(nested(given["enter"]), nested(given["leave"]), strict=True)
+        ]
+    )
+
+
+def paths(enter: tuple[int, ...], leave: tuple[int, ...], n: int) -> np.ndarray:
+    dense = np.zeros((max(n, max(leave)),) * 2, bool)
+    ends = [*enter[1:], max(leave)]
+    for node in range(len(enter)):
+        if node + 1 < len(enter) and enter[node + 1] < leave[node]:
+            continue  # the longer paths through its children hold its own
+        above = [i for i in range(node + 1) if enter[i] <= enter[node] < leave[i]]
+        path = [token for i in above for token in range(enter[i], ends[i])]
+        dense[np.ix_(path, path)] |= np.tri(len(path), dtype=bool)
+    return dense
+
+
+def any_users(rng: random.Random, n: int, batch: int) -> Mask:
+    """Users of at least n tokens together, in every batch entry."""
+    context, most = rng.choice([0, 0, 1, 3, 20]), rng.choice([0, 1, 5, 40])
+    targets = [[rng.randint(0, most) for _ in any_lengths(rng, n)] for _ in range(batch)]
+    histories = [any_lengths(rng, n) for _ in range(batch)]
+    pairs = [list(zip(*entry, strict=False)) for entry in zip(histories, targets, strict=True)]
+    lengths = [[context + history + last for history, last in entry] for entry in pairs]
+    missing = [max(n - sum(row), 0) + context for row in lengths]  # a user without targets
+    return hstu(
+        [[*row, more] for row, more in zip(lengths, missing, strict=True)],
+        [[*(last for _, last in entry), 0] for entry in pairs],
+        context=context,
+        **rng.choice([{}, {"window": rng.randint(1, 60), "full": rng.choice([0, 0, 1, 9])}]),
+    )
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return any_users(rng, max(n_q, n_k), 1)
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return any_users(rng, max(n_q, n_k), BATCH)
+
+
+@oracle("hstu")
+def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    given = mask.arguments
+    rows = nested(given["lengths"])
+    last = given["targets"]
+    last = [[last] * len(row) for row in rows] if isinstance(last, int) else nested(last)
+    batch = []
+    for lengths, targets in zip(rows, last, strict=True):
+        dense = np.zeros((sum(lengths),) * 2, bool)
+        begin = 0
+        for length, count in zip(lengths, targets, strict=True):
+            user = slice(begin, begin + length)
+            dense[user, user] = one_user(length, count, given)
+            begin += length
+        batch.append(dense[None, :n_q, :n_k])
+    return np.stack(batch)
+
+
+def one_user(length: int, targets: int, given: dict) -> np.ndarray:
+    """From the ids of the library: 0 for context, one and the same for targets."""
+    context, window, full = given["context"], given["window"], given["full"]
+    end = length - targets - max(context - 1, 0)  # the id of the targets
+    ids = np.array([min(max(i - max(context - 1, 0), 0), end) for i in range(length)])
+    of_query, of_key = ids[:, None], ids[None, :]
+    distance = of_query - of_key
+    near = distance <= (length if window is None else window)
+    unlimited = (full > 0) & (of_query >= end - full)
+    dense = np.eye(length, dtype=bool) | ((distance > 0) & (near | unlimited))
+    return dense | ((context > 0) & (of_query == 0) & (of_key < end))

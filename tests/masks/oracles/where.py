@@ -1,14 +1,16 @@
-"""Predicates of q and k."""
+"""Predicates of q and k, and masks by head."""
 
 import random
 from dataclasses import dataclass
 
 import numpy as np
 
+import masks
 from masks import Mask
 from masks.predicate.table import table
 from masks.predicate.where import Predicate, where
-from tests.masks.oracles import leaf, oracle, positions, varied
+from masks.structure import Heads
+from tests.masks.oracles import HEADS, LEAVES, leaf, oracle, positions, varied
 
 IDS = table(np.cumsum(np.random.default_rng(0).random(1000) < 0.04))
 RULES = {
@@ -55,3 +57,23 @@ def _(mask: Predicate, n_q: int, n_k: int, heads: int) -> np.ndarray:
     if not mask.per_head:
         return np.broadcast_to(mask.fn(q, k), (n_q, n_k))
     return np.stack([np.broadcast_to(mask.fn(h, q, k), (n_q, n_k)) for h in range(heads)])
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    count = rng.choice([1, 2, HEADS])
+    return masks.heads(*[rng.choice(LEAVES)(rng, n_q, n_k) for _ in range(count)])
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    varying = masks.random_blocks(count=1, block=48, seed=rng.randrange(9), per_head=True)
+    return masks.heads(masks.causal() | varying, masks.local(3), ~varying, masks.dense())
+
+
+@oracle(Heads)
+def _(mask: Heads, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    from tests.masks.brute import brute_dense
+
+    parts = [brute_dense(part, n_q, n_k, 1, heads)[0] for part in mask.parts]
+    return np.stack([parts[h % len(parts)][h] for h in range(heads)])
