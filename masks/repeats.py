@@ -22,7 +22,7 @@ from masks.types import Moves, Repeats
 NEAR = 16  # rows in one window, for each one has to find which of its tiles are alike
 RUNS_AT_ONCE = 1 << 16  # bounds the memory for copies
 LONG = 64  # runs of a part of a line
-Look = Callable[[Grid], tuple[Ints, NDArray[np.int32]]]  # (starts, codes) of a window
+Look = Callable[[Grid], tuple[Ints, NDArray]]  # (starts, codes) of a window
 
 
 def periodic(grid: Grid, moves: Moves) -> Repeats:

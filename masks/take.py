@@ -118,7 +118,8 @@ def crop(blocks: BlockMask, n_q: int, n_k: int | None = None) -> BlockData | Non
     n_k = integer("n_k", n_q if n_k is None else n_k, min=1, max=blocks.n_k)
     if (n_q, n_k) == (blocks.n_q, blocks.n_k):
         return None
-    grid = Grid(n_q, n_k, *blocks.block_size, blocks.batch, blocks.heads)
+    block_q, block_k = blocks.block_size
+    grid = Grid(n_q, n_k, block_q, block_k, blocks.batch, blocks.heads)
     line, first, length, tile = row_segments(blocks.grid, blocks.starts, blocks.tiles)
     s, row = quotient(line, blocks.rows)
     kept = (row < grid.rows) & (first < grid.cols)

@@ -187,7 +187,7 @@ def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) ->
             if any(len(rows) < longest - 2 for rows in plans):
                 raise ValueError(
                     f"bigbird_compat draws {random} of the blocks in {FOCUS} tokens, and a row has "
-                    f"fewer left: give a random smaller than {random} or a block below {block}"
+                    "fewer left: give a smaller random or block"
                 )
             return [rows[: n - 2] for rows in plans]
         blocks = np.empty((heads, n, random), np.int64)

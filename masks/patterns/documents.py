@@ -114,8 +114,8 @@ def shared_prefix(prefix: int, lengths: Any) -> Mask:
     prefix = integer("prefix", prefix, min=0)
     rows = read_lengths("lengths", lengths)
     whole = tuple((prefix, *row) for row in rows)
-    counts = [len(row) for row in whole]
-    own, first = np.arange(sum(counts)), np.repeat(np.cumsum(counts) - counts, counts)
+    counts = np.array([len(row) for row in whole])
+    own, first = np.arange(counts.sum()), np.repeat(np.cumsum(counts) - counts, counts)
     mask = Cells.of(whole, whole, np.append(own, own), np.append(own, first))
     return canonical(mask, lengths=flat(rows))
 

@@ -147,14 +147,14 @@ class BlockSignature:
 
         Only entries near those tokens matter, each as far as it lies among them.
         """
-        difference = node.args[0]
-        if node.op not in COMPARISONS or difference.op != "sum" or len(difference.args) != 2:
+        difference = node.args[0] if node.op in COMPARISONS else node
+        if difference.op != "sum" or len(difference.args) != 2:
             return ()
         (entry, token), (factor, other) = difference.args, difference.data[1]
         if token.op == "entry":
             entry, token, factor, other = token, entry, other, factor
         side = _walks(entry.args[0]) if entry.op == "entry" and entry.kind == INT else None
-        if {side, token.op} != {"q", "k"} or abs(factor) != 1 or factor + other:
+        if not side or {side, token.op} != {"q", "k"} or abs(factor) != 1 or factor + other:
             return ()
         at, most = np.flatnonzero(open_), self.sizes[token.op]
         first = self._of(entry.args[0]).base[at]
