@@ -16,7 +16,6 @@ from masks.quadtree import Squares, classify
 from masks.runs import Bools, Grid, Ints, Runs, quotient
 from masks.types import Repeats
 
-LINES_AT_ONCE = 1 << 20  # bounds the memory of `runs`
 TOKENS_AT_ONCE = 1 << 16  # arrays that stay in cache, where larger ones pay for new pages
 BLOCKS_AT_ONCE = 512
 

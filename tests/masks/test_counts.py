@@ -162,32 +162,10 @@ local_2d((18, 20), 3)
 axial((18, 20))  =>  where(lambda q, k: (q // 20 == k // 20) | (q % 20 == k % 20))  =>  360
 """
 
-# The formula of the definition, with n_q and n_k. The last ones are windows as others count them:
-# sliding_window_overlay(64) of transformers, causal and bidirectional; generate_sliding_window(64)
-# of attention-gym; and FlashAttention's window_size=(70, 20) and causal, with both ends included
-# and the last query at the last key.
+# The definitions of others, with n_q and n_k: sliding_window_overlay(64) of transformers, causal
+# and bidirectional; generate_sliding_window(64) of attention-gym; and FlashAttention's
+# window_size=(70, 20) and causal, with both ends included and the last query at the last key.
 FORMULAS = """
-local(100, 30)  =>  (q - k <= 100) & (k - q <= 30)
-sliding(128)  =>  (q - k >= 0) & (q - k < 128)
-butterfly(64)  =>  np.isin((q // 64) ^ (k // 64), [0, 1, 2, 4])
-dilated(90, 4)  =>  (abs(q - k) <= 90) & ((q - k) % 4 == 0)
-power_of_two() & causal()  =>  np.isin(q - k, [0, 1, 2, 4, 8, 16, 32, 64, 128, 256])
-diagonals((7, -40))  =>  (q - k == 7) | (k - q == 40)
-strided(48)  =>  (q >= k) & ((q - k < 48) | ((q - k) % 48 == 0))
-fixed(48, 5)  =>  (q >= k) & ((q // 48 == k // 48) | (k % 48 >= 43))
-sinks(37)  =>  k < 37
-global_rows(70)  =>  q < 70
-last_rows(70)  =>  q >= n_q - 70
-global_at((3, 77, 200))  =>  np.isin(q, [3, 77, 200]) | np.isin(k, [3, 77, 200])
-prefix_lm(75)  =>  (k < 75) | (q >= k)
-streaming(4, 90)  =>  (q >= k) & ((k < 4) | (q - k < 90))
-vertical_slash((0, 50, 51, 260), (0, 1, 2, 130))
-    =>  (q >= k) & (np.isin(k, [0, 50, 51, 260]) | np.isin(q - k, [0, 1, 2, 130]))
-block_diagonal(50)  =>  q // 50 == k // 50
-block_causal(50)  =>  q // 50 >= k // 50
-longnet(120, 3, 1)  =>  (q // 120 == k // 120) & (q % 120 % 3 == 1) & (k % 120 % 3 == 1)
-longformer(65, global_tokens=(0, 9))
-    =>  (abs(q - k) <= 32) | np.isin(q, [0, 9]) | np.isin(k, [0, 9])
 sliding(64)  =>  (k > q - 64) & (k <= q)
 local(64)  =>  abs(q - k) <= 64
 sliding(64 + 1)  =>  (q >= k) & (q - k <= 64)

@@ -58,15 +58,6 @@ def test_log_sparse_golden():
     assert not restart[50, 2] and restart[50, 1] and restart[50, 0]  # 2 is an anchor before 3
 
 
-@pytest.mark.parametrize("restart", range(2, 40))
-def test_log_sparse_signatures_token_by_token(restart: int):
-    """Blocks of one or two tokens: signatures that say too little would mix up anchors."""
-    mask = log_sparse(5, restart)
-    assert (mask >> masks.snap(1, "inward")).build(90, 40, 16) == mask.build(90, 40, 16)
-    pairs = dense(mask >> masks.snap((1, 2), "inward"), 90, 40)
-    assert np.array_equal(pairs[:, ::2], dense(mask, 90, 40).reshape(90, 20, 2).all(-1))
-
-
 def test_many_lines():
     """A thousand vertical lines and a wide slash over 128K tokens."""
     columns = tuple(range(0, 1 << 17, 131))
