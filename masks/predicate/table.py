@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from masks.predicate.expression import BOOL, INT, REAL, Expression
-from masks.predicate.operators import entry
+from masks.predicate.expression import BOOL, INT, REAL, Expression, entry
 
 __all__ = ["table"]
 
