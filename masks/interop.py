@@ -18,7 +18,6 @@ from masks.block_mask import BlockMask
 from masks.checks import argument_places, block_sizes
 from masks.runs import Bools, Grid, Ints, quotient
 from masks.tiles import Tiles, assemble, pack_bits
-from masks.types import BlockData
 
 __all__ = ["from_flex", "to_flex"]
 
@@ -110,18 +109,22 @@ def from_flex(flex_mask: Any) -> BlockMask:
         ValueError: block sizes other than multiples of 16 up to 256, or lists that contradict each
             other.
     """
-    check_fields("flex_mask", flex_mask, "kv_num_blocks", "a BlockMask of FlexAttention")
+    if not hasattr(flex_mask, "kv_num_blocks"):
+        raise ValueError(f"flex_mask is {shown(flex_mask)}: give a BlockMask of FlexAttention")
     n_q, n_k = (int(n) for n in flex_mask.seq_lengths)
-    counts, indices = flex_mask.kv_num_blocks, flex_mask.kv_indices
-    batch, heads = (1, 1, *counts.shape)[-3:-1]  # a sliced mask may lack them
+    batch, heads = (1, 1, *flex_mask.kv_num_blocks.shape)[-3:-1]  # a sliced mask may lack them
     block_q, block_k = block_sizes(flex_mask.BLOCK_SIZE)
-    grid = Grid(n_q, n_k, block_q, block_k, batch, heads)
-    full = flex_mask.full_kv_num_blocks, flex_mask.full_kv_indices
-
-    def codes_of(tiles: Tiles, x: Ints) -> NDArray[np.int32]:
-        return evaluate(flex_mask.mask_mod, tiles, x, indices.device)
-
-    return BlockMask(*from_lists(grid, (counts, indices), full, codes_of))
+    tiles = Tiles(Grid(n_q, n_k, block_q, block_k, batch, heads))
+    x = _listed(tiles.grid, flex_mask.kv_num_blocks, flex_mask.kv_indices)
+    codes, full = _evaluate(flex_mask.mask_mod, tiles, x, flex_mask.kv_indices.device), x[:0]
+    if flex_mask.full_kv_num_blocks is not None:
+        full = _listed(tiles.grid, flex_mask.full_kv_num_blocks, flex_mask.full_kv_indices)
+    x, codes = np.append(x, full), np.append(codes, np.full(len(full), FULL, np.int32))
+    order = np.argsort(x, kind="stable")
+    x, codes = x[order], codes[order]
+    if (x[1:] == x[:-1]).any():
+        raise ValueError("a block is listed twice: give each non-empty block once")
+    return BlockMask(*assemble(tiles, x, codes))
 
 
 def _ordered(chosen: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -140,7 +143,9 @@ def block_codes(blocks: BlockMask) -> NDArray[np.int32]:
     return np.repeat(blocks.tiles, lengths).reshape(shape)
 
 
-def evaluate(mask_mod: Callable[..., Any], tiles: Tiles, x: Ints, device: Any) -> NDArray[np.int32]:
+def _evaluate(
+    mask_mod: Callable[..., Any], tiles: Tiles, x: Ints, device: Any
+) -> NDArray[np.int32]:
     """(T,) codes of the blocks at `x`, from FlexAttention's mask_mod(b, h, q, k) token by token."""
     import torch
     from torch.nn.attention.flex_attention import create_mask
@@ -166,7 +171,7 @@ def evaluate(mask_mod: Callable[..., Any], tiles: Tiles, x: Ints, device: Any) -
     return codes
 
 
-def listed(grid: Grid, counts: Any, indices: Any) -> Ints:
+def _listed(grid: Grid, counts: Any, indices: Any) -> Ints:
     """Positions of the blocks in padded lists: counts (.., rows), indices (.., rows, width)."""
     counts, indices = to_numpy(counts), to_numpy(indices)
     if counts.shape[-1] != grid.rows:
@@ -176,28 +181,7 @@ def listed(grid: Grid, counts: Any, indices: Any) -> Ints:
         )
     chosen = np.arange(indices.shape[-1]) < counts[..., None]
     line = np.broadcast_to(np.arange(counts.size).reshape(*counts.shape, 1), indices.shape)
-    return positions(grid, line[chosen], indices[chosen])
-
-
-def from_lists(
-    grid: Grid,
-    partial: tuple[Any, Any],
-    full: tuple[Any, Any],
-    codes_of: Callable[[Tiles, Ints], NDArray[np.int32]],
-) -> BlockData:
-    """Return the block mask of lists (counts, indices), None where there are none of full blocks.
-
-    Args:
-        codes_of: (tiles, positions) -> codes of the listed partial blocks.
-    """
-    tiles, x = Tiles(grid), listed(grid, *partial)
-    whole = np.zeros(0, np.int64) if full[0] is None else listed(grid, *full)
-    codes = np.append(codes_of(tiles, x), np.full(len(whole), FULL, np.int32))
-    return assemble(tiles, *in_order(np.append(x, whole), codes))
-
-
-def positions(grid: Grid, line: Ints, col: NDArray) -> Ints:
-    """Flattened positions of listed blocks. Raises ValueError for a block outside the grid."""
+    line, col = line[chosen], indices[chosen]
     if len(col) and not 0 <= col.min() <= col.max() < grid.cols:
         raise ValueError(
             f"blocks {col.min()} to {col.max()} are listed: give 0 to {grid.cols - 1}, because "
@@ -206,25 +190,10 @@ def positions(grid: Grid, line: Ints, col: NDArray) -> Ints:
     return line.astype(np.int64) * grid.cols + col
 
 
-def in_order(x: Ints, codes: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]]:
-    """Ascending positions with their codes. Raises ValueError for a block that is listed twice."""
-    order = np.argsort(x, kind="stable")
-    x, codes = x[order], codes[order]
-    if (x[1:] == x[:-1]).any():
-        raise ValueError("a block is listed twice: give each non-empty block once")
-    return x, codes
-
-
 def check_built(blocks: Any) -> None:
     """Raise ValueError for what is no block mask of `masks`, such as a mask without a length."""
     if not isinstance(blocks, BlockMask):
         raise ValueError(f"blocks is {shown(blocks)}: give a BlockMask, such as mask.build(n)")
-
-
-def check_fields(name: str, value: Any, field: str, wanted: str) -> None:
-    """Raise ValueError for what has no such field."""
-    if not hasattr(value, field):
-        raise ValueError(f"{name} is {shown(value)}: give {wanted}")
 
 
 def shown(value: Any) -> str:
