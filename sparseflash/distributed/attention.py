@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from masks import BlockMask
 from sparseflash.backends.protocol import empty_out
 from sparseflash.distributed.exchange import in_kernels
+from sparseflash.kernels.common.device import kernels_of
 from sparseflash.operators.attention import refuse_second_derivative
 
 PLANS: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -75,9 +76,7 @@ def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, rows: Any
     """Merge the results of further keys into (out, LSE), in place; rows: whose they are."""
     index = None if rows is None else rows.index
     if in_kernels(out):
-        from sparseflash.distributed.travel import merge
-
-        return merge(out, lse, other, other_lse, index)
+        return kernels_of("distributed").merge(out, lse, other, other_lse, index)
     at = (slice(None), slice(None), slice(None) if index is None else index)
     both = [out[at], lse[at]]
     _merge_parts(both, other, other_lse)

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from masks.runs import Ints
 from sparseflash.distributed.route import Exchange
+from sparseflash.kernels.common.device import kernels_of
 
 
 class Units:
@@ -58,10 +59,10 @@ class Chosen:
     def pack(self, *tensors: Tensor) -> Tensor:
         """Return (units, size, ., ., D), the tensors side by side."""
         if in_kernels(tensors[0]):
-            from sparseflash.distributed import travel
-
             units = self.units
-            return travel.pack(tensors, self.unit, units.slices, units.size, self.blocks)
+            return kernels_of("distributed").pack(
+                tensors, self.unit, units.slices, units.size, self.blocks
+            )
         return torch.cat([self.units.of(x)[self.at] for x in tensors], -1)
 
     def unpack(self, packed: Tensor, *tensors: Tensor) -> None:
@@ -69,11 +70,9 @@ class Chosen:
         offset = 0
         for x in tensors:
             if in_kernels(x):
-                from sparseflash.distributed import travel
-
                 units = self.units
                 call = offset, units.slices, units.size, self.blocks
-                travel.unpack(x, self.unit, packed, *call)
+                kernels_of("distributed").unpack(x, self.unit, packed, *call)
             else:
                 self.units.of(x)[self.at] = packed[..., offset : offset + x.shape[3]]
             offset += x.shape[3]
@@ -115,12 +114,12 @@ class Rows:
         if self.side_by_side:
             x.narrow(2, self.start, self.count).add_(come)
         elif in_kernels(x):
-            from sparseflash.distributed import travel
-
             chosen, one = self.chosen, self.one_each
             packed = chosen.units.of(come).flatten(0, 2).contiguous()
             size, slices = chosen.units.size, chosen.units.slices
-            travel.add(x, chosen.unit, one, one, packed, 0, slices, size, chosen.blocks)
+            kernels_of("distributed").add(
+                x, chosen.unit, one, one, packed, 0, slices, size, chosen.blocks
+            )
         else:
             x.index_add_(2, self.index, come)
 
@@ -173,11 +172,9 @@ class Transfer:
         """Add what came back, side by side, to the units that were sent: rank by rank, in place."""
         widths = [x.shape[3] for x in tensors]
         if in_kernels(tensors[0]):
-            from sparseflash.distributed import travel
-
             chosen, offset = self.touched, 0
             for x, width in zip(tensors, widths, strict=True):
-                travel.add(
+                kernels_of("distributed").add(
                     x, chosen.unit, self.first, self.order, come, offset, chosen.units.slices,
                     chosen.units.size, chosen.blocks,
                 )  # fmt: skip
@@ -212,9 +209,7 @@ class Pending:
             self.got, packed, come, gone, group=group, async_op=True
         )
         if packed.is_cuda:
-            from sparseflash.distributed.travel import let_transfer_start
-
-            let_transfer_start(packed.device)
+            kernels_of("distributed").let_transfer_start(packed.device)
 
     def wait(self) -> Tensor:
         """Return all that came, by the rank that sent it."""
