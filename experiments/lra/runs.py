@@ -43,7 +43,6 @@ class Run:
         self.length: int = task.get("length") or 0  # tokens of an example as padded
         # test accuracy of shortcuts
         self.baselines = {name: 100 * value for name, value in task.get("baselines", {}).items()}
-        self.examples: tuple[int, ...] = tuple(task.get("examples") or ())  # train, val, test
         # of train, as the validation split
         self.held_out = float((settings.get("task") or {}).get("held_out") or 0.0)
         self.attention: str = attention["name"]

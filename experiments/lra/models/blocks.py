@@ -122,9 +122,6 @@ class Dropout(nn.Module):
         """
         return F.dropout(x, self.p, self.training) if seed is None else _Drop.apply(x, seed, self.p)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
 
 class _Drop(torch.autograd.Function):
     @staticmethod

@@ -171,13 +171,6 @@ def register(name: str, *, label: str, style: tuple[str, str, str]) -> Callable[
     return add
 
 
-def options_of(name: str) -> dict[str, Any]:
-    """Return the options of an attention beyond the sizes, with their defaults (None: by the
-    length).
-    """
-    return {key: option.default for key, option in _kind(name).options.items()}
-
-
 def make_attention(name: str, **options: Any) -> Attention:
     """Return the attention of one layer: the sizes of `Attention`, and options of its own.
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import experiments
 import masks
 from experiments.lra import published
-from experiments.lra.models.attention import KINDS, NAMES, Attention, make_attention, options_of
+from experiments.lra.models.attention import KINDS, NAMES, Attention, make_attention
 from experiments.lra.models.attention.base import budget, register
 from experiments.lra.models.attention.flash import default_block
 from experiments.lra.models.attention.hashing import Reformer, Smyrf
@@ -342,7 +342,7 @@ def test_one_file_adds_an_attention_whose_annotations_check_its_options():
     try:
         layer = make_attention("mean", heads=2, head_dim=4, length=8, times=3, kind=None)
         assert isinstance(layer, Mean) and (layer.times, layer.kind) == (3, "all")
-        assert options_of("mean") == {"kind": "all", "times": 1, "sharp": False}
+        assert [*KINDS["mean"].options] == ["kind", "times", "sharp"]
         model = Classifier(20, 8, 3, attention={"name": "mean", "times": 2})
         assert model(torch.randint(20, (2, 8))).shape == (2, 3)
         with pytest.raises(ValueError, match=r"times is 1\.5"):
@@ -357,8 +357,8 @@ def test_labels_styles_and_configurations_follow_the_registration():
     assert len({kind.style for kind in KINDS.values()}) == len(KINDS)
     groups = Path(experiments.__file__).parent / "conf" / "attention"
     assert {path.stem for path in groups.glob("*.yaml")} == set(KINDS)
-    assert options_of("reformer") == {"bucket": None, "hashes": 2}
-    assert options_of("flash") == {"padding": "auto", "backend": "auto"}
+    assert [*KINDS["reformer"].options] == ["bucket", "hashes"]
+    assert {*KINDS["sparse"].options} == {"mask", "block_size", "padding", "backend"}
 
 
 def test_reformer_is_that_of_transformers(monkeypatch):

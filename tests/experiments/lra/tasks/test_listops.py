@@ -1,7 +1,6 @@
 """ListOps: the trees against a plain transcription of LRA's recursion, and the official files."""
 
 import hashlib
-import random
 from functools import partial
 from statistics import median
 
@@ -38,15 +37,6 @@ def value(words):
         "[SM": lambda x: sum(x) % 10,
     }
     return rules[word](arguments)
-
-
-def recursion(rng, depth=1):
-    """Tokens of a tree, drawn as LRA does."""
-    if (rng.random() if depth < 10 else 1) > 0.25:
-        return [str(rng.randrange(10))]
-    children = [recursion(rng, depth + 1) for _ in range(rng.randint(2, 10))]
-    operator = rng.choice(("[MIN", "[MAX", "[MED", "[SM"))
-    return [operator, *(word for child in children for word in child), "]"]
 
 
 def text(words):
@@ -101,25 +91,6 @@ def test_lengths_labels_roots_and_depths_are_those_of_lra(trees):
     assert lengths.mean() == pytest.approx(1035, abs=26)
     assert np.median(lengths) == pytest.approx(956, abs=40)
     assert 501 <= lengths.min() < 505 and 1990 < lengths.max() <= 1999
-
-
-def test_the_share_that_is_kept_and_the_tokens_are_those_of_the_recursion(trees):
-    rng = random.Random(0)
-    attempts, drawn = 6_000, []
-    for _ in range(attempts):
-        words = recursion(rng)
-        if 500 < len(words) < 2000:
-            drawn.append(words)
-    kept = len(listops.draw_trees(np.random.default_rng(0), 4 * attempts)[1])
-    assert kept / attempts / 4 == pytest.approx(len(drawn) / attempts, abs=0.018)
-    theirs = np.bincount(np.concatenate([ids(words) for words in drawn]), minlength=16)
-    ours = np.bincount(trees[0][0], minlength=16)
-    np.testing.assert_allclose(ours / ours.sum(), theirs / theirs.sum(), atol=0.003)
-    lengths = np.array([len(words) for words in drawn])
-    deciles = np.linspace(0.1, 0.9, 9)
-    np.testing.assert_allclose(
-        np.quantile(trees[0][1], deciles), np.quantile(lengths, deciles), rtol=0.13
-    )
 
 
 def test_a_tree_depends_on_seed_and_index_alone(trees):
