@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from experiments.common.config import choose
 from masks import BlockMask
 from masks.runs import distinct
 
@@ -124,19 +125,14 @@ class _Counts(NamedTuple):
 
 
 def _check(shape: Shape, blocks: BlockMask | None, direction: str) -> None:
-    if direction not in DIRECTIONS:
-        raise ValueError(f"direction {direction!r}: choose from {', '.join(DIRECTIONS)}")
+    choose("direction", direction, DIRECTIONS)
     if blocks is None:
         return
-    if (blocks.n_q, blocks.n_k) != (shape.n_q, shape.n_k):
-        raise ValueError(
-            f"the mask is {blocks.n_q} x {blocks.n_k} tokens, the shape {shape.n_q} x {shape.n_k}"
-        )
-    if blocks.batch not in (1, shape.batch) or blocks.heads not in (1, shape.heads):
-        raise ValueError(
-            f"the mask has batch {blocks.batch} and {blocks.heads} heads, the shape {shape.batch} "
-            f"and {shape.heads}: each must be 1 or equal"
-        )
+    pairs = {"batch": (1, shape.batch), "heads": (1, shape.heads)}
+    pairs |= {"n_q": (shape.n_q,), "n_k": (shape.n_k,)}
+    for name, known in pairs.items():
+        if getattr(blocks, name) not in known:
+            raise ValueError(f"the mask has {name}={getattr(blocks, name)}, the shape {known[-1]}")
 
 
 def _counts(shape: Shape, blocks: BlockMask | None) -> _Counts:
@@ -227,16 +223,6 @@ CEILINGS = {
 }
 
 
-def ceilings(name: str) -> Ceilings:
-    """Return the ceilings of a device by its name; ValueError if CEILINGS does not have it."""
-    if name not in CEILINGS:
-        raise ValueError(
-            f"no ceilings for {name!r}, only for {', '.join(CEILINGS)}; "
-            "measure_ceilings(device) finds them"
-        )
-    return CEILINGS[name]
-
-
 @lru_cache
 def measure_ceilings(device: str, dtypes: tuple[str, ...] = ("bfloat16",)) -> Ceilings:
     """Return the measured ceilings of a device; measuring takes about a second, once in a process.
@@ -297,3 +283,45 @@ def _fastest(call: Callable[[], object], repeats: int = 10, seconds: float = 0.1
         call()
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+# ---- the formulas by which the papers compare standard attention with FlashAttention
+# All are for one head of one sequence: N queries, N keys, head dim d. Accesses count elements read
+# from or written to HBM. Dao et al., arXiv 2205.14135 (Algorithms 0, 1, 3 and 4).
+
+
+def flops(n: int, head_dim: int, direction: str = "forward", *, recompute: bool = True) -> int:
+    """Return operations of the matrix products, 2 N^2 d each; direction: forward, backward or both.
+
+    4 N^2 d forward. 8 N^2 d backward from stored probabilities; 10 if S is recomputed, as
+    FlashAttention does. Both directions: 12 or 14.
+    """
+    products = {"forward": 2, "backward": 4, "both": 6}[direction]
+    return 2 * (products + (recompute and direction != "forward")) * n * n * head_dim
+
+
+def standard_accesses(n: int, head_dim: int, direction: str = "forward") -> int:
+    """Return elements that standard attention moves: every product and softmax reads and writes.
+
+    Forward 4 N^2 + 4 N d: S written and read, P written and read; q, k, v and out.
+    Backward 7 N^2 + 8 N d: P read twice, dP and dS written, dP read once, dS twice.
+    """
+    matrices, vectors = {"forward": (4, 4), "backward": (7, 8), "both": (11, 12)}[direction]
+    return matrices * n * n + vectors * n * head_dim
+
+
+def flash_accesses(n: int, head_dim: int, sram: int, direction: str = "forward") -> int:
+    """Return elements that FlashAttention moves with `sram` elements M of fast memory: order
+    N^2 d^2 / M.
+
+    Each of the N / B_c tiles of keys and values is loaded once, and meets every query: B_c is
+    M / 4 d, since four tiles fill the fast memory. Forward it reads q, out and both statistics and
+    writes the last three again; backward it reads q, out, dout, dq and both statistics and writes
+    dq.
+    """
+    passes = -(-n // -(-sram // (4 * head_dim)))
+    if direction == "both":
+        return sum(flash_accesses(n, head_dim, sram, one) for one in DIRECTIONS)
+    if direction == "forward":
+        return 2 * n * head_dim + passes * (3 * n * head_dim + 4 * n)
+    return 4 * n * head_dim + passes * (5 * n * head_dim + 2 * n)

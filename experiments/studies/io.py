@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from experiments.bench.cases import DENSE, DTYPES, Case
-from experiments.bench.cost import cost
+from experiments.bench.cost import cost, flops, standard_accesses
 from experiments.bench.counters import READ, WRITTEN, counted, under_ncu
-from experiments.bench.formulas import flops, standard_accesses
 from experiments.bench.gate import Gate
 from experiments.bench.providers import SparseFlash
 from experiments.bench.step import Step, draw

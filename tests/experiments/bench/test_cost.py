@@ -6,23 +6,20 @@ import numpy as np
 import pytest
 
 import masks
-from experiments.bench.cost import Ceilings, Shape, ceilings, cost, ideal, measure_ceilings
-from experiments.bench.formulas import (
-    attainable_tflops,
+from experiments.bench.cost import (
+    CEILINGS,
+    Ceilings,
+    Shape,
+    cost,
     flash_accesses,
     flops,
-    intensity,
-    paper_tiles,
-    ridge,
+    ideal,
+    measure_ceilings,
     standard_accesses,
-    tile_bytes,
-)
+)  # fmt: skip
 
 N, D = 4096, 128
-# an A100 of 80 GB by its data sheet
-A100 = Ceilings({"bfloat16": 312.0}, copy_tbs=2.0, exp2_tps=1.0, source="data sheet")
 SHAPE = Shape(2, 4, 2, 384, 256, 64, 32, 2)
-H200 = ceilings("NVIDIA H200")
 
 
 def brute(shape, blocks):
@@ -105,27 +102,17 @@ def test_ideal_time_is_that_of_what_binds():
     assert ideal(cost(shape, nothing), rates, "bfloat16").bound == "hbm"
 
 
-SHORT = masks.parse("local:40").build(256)
-THREE_HEADS = masks.BlockMask.from_dense(np.ones((1, 3, 384, 256), bool))
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: cost(SHAPE, SHORT), "256 x 256 tokens, the shape 384 x 256"),
-        (lambda: cost(SHAPE, direction="up"), "direction 'up': choose from forward, backward"),
-        (lambda: cost(SHAPE, THREE_HEADS), "3 heads, the shape 2 and 4"),
-        (lambda: ceilings("My GPU"), r"'My GPU'.*measure_ceilings"),
-        (lambda: ideal(cost(SHAPE), H200, "float32"), "float32.*measure_ceilings"),
-        (lambda: flops(N, D, "up"), "direction 'up': choose from forward, backward, both"),
-        (lambda: standard_accesses(N, D, "up"), "direction 'up'"),
-        (lambda: flash_accesses(N, D, 2**16, "up"), "direction 'up'"),
-        (lambda: paper_tiles(511, 128), r"sram=511 .* give at least 4 \* head_dim = 512"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_the_remedy(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_what_does_not_fit_is_refused_with_the_remedy():
+    short = masks.parse("local:40").build(256)
+    three_heads = masks.BlockMask.from_dense(np.ones((1, 3, 384, 256), bool))
+    for call, message in (
+        (lambda: cost(SHAPE, short), "n_q=256, the shape 384"),
+        (lambda: cost(SHAPE, direction="up"), "direction='up': choose from forward, backward"),
+        (lambda: cost(SHAPE, three_heads), "heads=3, the shape 4"),
+        (lambda: ideal(cost(SHAPE), CEILINGS["NVIDIA H200"], "float32"), "float32.*measure_ceil"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_a_device_can_be_measured():
@@ -137,16 +124,12 @@ def test_a_device_can_be_measured():
 # ---- the formulas of the papers
 
 
-def test_products_4_8_10_12_and_14():
+def test_products_4_8_10_12_and_14_are_those_of_a_call():
     unit = N * N * D
-    assert flops(N, D) == 4 * unit == pytest.approx(8.59e9, rel=1e-3)
-    assert flops(N, D, "backward", recompute=False) == 8 * unit
-    assert flops(N, D, "backward") == 10 * unit
-    assert flops(N, D, "both", recompute=False) == 12 * unit
-    assert flops(N, D, "both") == 14 * unit
-
-
-def test_products_are_those_of_a_call():
+    counts = {("forward", True): 4, ("backward", False): 8, ("backward", True): 10}
+    counts |= {("both", False): 12, ("both", True): 14}
+    for (direction, recompute), count in counts.items():
+        assert flops(N, D, direction, recompute=recompute) == count * unit
     shape = Shape(2, 3, 3, N, N, D, D, 2)
     for direction in ("forward", "backward"):
         assert cost(shape, direction=direction).flops == 2 * 3 * flops(N, D, direction)
@@ -158,45 +141,18 @@ def test_standard_attention_moves_the_scores_four_times():
     assert standard_accesses(N, D, "both") == 11 * N * N + 12 * N * D
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_flash_accesses_by_walking_the_loops(direction):
-    n, d, sram = 96, 16, 1024
-    rows, cols = paper_tiles(sram, d)
-    assert (rows, cols) == (16, 16)
-    moved = 0
-    for _ in range(0, n, cols):
-        moved += 2 * cols * d  # k, v
-        for _ in range(0, n, rows):
-            if direction == "forward":
-                moved += 2 * rows * d + 2 * rows  # q, out, maximum and sum
-                moved += rows * d + 2 * rows
-            else:
-                moved += 4 * rows * d + 2 * rows  # q, out, dout, dq, maximum and sum
-                moved += rows * d
-        moved += 2 * cols * d if direction == "backward" else 0  # dk, dv
-    assert flash_accesses(n, d, sram, direction) == moved
-
-
-def test_empty_tiles_move_nothing():
-    full, none = (flash_accesses(N, D, 2**16, density=x) for x in (1.0, 0.0))
-    assert none == 2 * N * D
-    assert flash_accesses(N, D, 2**16, density=0.25) == none + (full - none) / 4
-
-
-def test_tiles_fit_the_fast_memory_they_were_made_for():
-    # 192 KB of an A100's multiprocessor in 2-byte elements
-    assert paper_tiles(96 * 1024, 64) == (64, 384)
-    assert paper_tiles(96 * 1024, 128) == (128, 192)
-    assert paper_tiles(1000, 128) == (2, 2)  # rounded up
-    assert tile_bytes(128, 128, 128) == 3 * 128 * 128 * 2 + 4 * 128 * (128 + 128 + 2)
-    assert tile_bytes(128, 64, 64, itemsize=4) == 4 * (256 * 64 + 128 * (64 + 64 + 2))
-
-
-def test_standard_attention_is_left_and_flash_attention_right_of_the_ridge():
-    standard = intensity(flops(N, D), 2 * standard_accesses(N, D))
-    assert standard == pytest.approx(62, rel=0.01) and standard < ridge(A100, "bfloat16") == 156
-    assert attainable_tflops(standard, A100, "bfloat16") == pytest.approx(124, rel=0.01)
-    call = cost(Shape(1, 1, 1, N, N, D, D, 2))
-    flash = intensity(call.flops, call.hbm_bytes)
-    assert flash == pytest.approx(2032, rel=0.01)
-    assert attainable_tflops(flash, A100, "bfloat16") == 312
+def test_flash_accesses_by_walking_the_loops():
+    n, d, sram, rows, cols = 96, 16, 1024, 16, 16
+    for direction in ("forward", "backward"):
+        moved = 0
+        for _ in range(0, n, cols):
+            moved += 2 * cols * d  # k, v
+            for _ in range(0, n, rows):
+                if direction == "forward":
+                    moved += 2 * rows * d + 2 * rows  # q, out, maximum and sum
+                    moved += rows * d + 2 * rows
+                else:
+                    moved += 4 * rows * d + 2 * rows  # q, out, dout, dq, maximum and sum
+                    moved += rows * d
+            moved += 2 * cols * d if direction == "backward" else 0  # dk, dv
+        assert flash_accesses(n, d, sram, direction) == moved
