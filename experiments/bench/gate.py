@@ -5,7 +5,7 @@ fits at any length. In the backward, the incoming gradient is zero outside the s
 rows alone then determine dq, and all of dk and dv.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -36,7 +36,7 @@ class Gate:
     q: Tensor
     k: Tensor
     v: Tensor
-    terms: Terms | None = None
+    terms: Terms | None = field(default=None, kw_only=True)
 
     @cached_property
     def rows(self) -> Tensor:

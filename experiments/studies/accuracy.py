@@ -101,7 +101,8 @@ def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
         out, error, size = METHODS[row["method"]].call(*qkv), 0.0, 0.0
         for b, h in product(range(case.batch), range(case.heads)):
             one = (slice(b, b + 1), slice(h, h + 1))
-            right, _ = oracle(*(t[one] for t in qkv))
+            q, k, v = (t[one] for t in qkv)
+            right, _ = oracle(q, k, v)
             error += (out[one].double() - right).square().sum().item()
             size += right.square().sum().item()
         return {"rmse": math.sqrt(error / out.numel()), "relative": math.sqrt(error / size)}

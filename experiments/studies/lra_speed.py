@@ -236,7 +236,7 @@ def random_task(name: str, length: int | None, batch: int) -> Task:
         tokens[np.arange(length) >= lengths[..., None]] = 0
     split = Split(tokens, draw.integers(0, shape.classes, n), lengths)
     grid = (round(length**0.5),) * 2 if shape.grid else None
-    splits = dict.fromkeys(SPLITS, split)
+    splits: dict[str, Split] = {name: split for name in SPLITS}
     return Task(name, "random", classes=shape.classes, vocab=shape.vocab, splits=splits, grid=grid)
 
 

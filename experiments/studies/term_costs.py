@@ -189,7 +189,7 @@ def gate_errors(case: Case, step: TermStep) -> tuple[float, float | None]:
     """Return the largest relative error of output, dq, dk, dv and, where they are kept, the row
     maxima; and that of the gradients of terms, which the sampled rows determine too.
     """
-    gate = Gate(case, *step.qkv, step.terms)
+    gate = Gate(case, *step.qkv, terms=step.terms)
     dq, dk, dv, *grads = step.both(gate.dout)
     assert dq is not None and dk is not None and dv is not None
     errors = [gate.forward_error(step.forward()), gate.backward_error(dq, dk, dv)]
@@ -199,8 +199,9 @@ def gate_errors(case: Case, step: TermStep) -> tuple[float, float | None]:
             q, k, _, seen = gate.inputs(b, heads, g)
             wanted = logits(q, k, seen).amax(-1)[0]
             errors.append(relative_error(found[b, heads, gate.rows], wanted))
-    totals = [sum(parts) for parts in zip(*(slice_[4:] for slice_ in gate.expected), strict=True)]
-    of_terms = [relative_error(a, b) for a, b in zip(grads, totals, strict=True)]
+    parts = zip(*(slice_[4:] for slice_ in gate.expected), strict=True)
+    totals = [torch.stack(same).sum(0) for same in parts]
+    of_terms = [relative_error(a, b) for a, b in zip(grads, totals, strict=True) if a is not None]
     return max(errors), max(of_terms, default=None)
 
 

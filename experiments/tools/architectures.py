@@ -20,7 +20,7 @@ import resource
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -48,24 +48,6 @@ Outputs = dict[str, Tensor]
 Step = Callable[[], Any]
 
 
-def fill(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
-    """Return a page with a table between each `<!-- rows: NAME -->` and `<!-- end -->`.
-
-    Raises ValueError for a name that is no table, and for a page without one.
-    """
-
-    def table(found: re.Match[str]) -> str:
-        if found[2] not in tables:
-            raise ValueError(f"<!-- rows: {found[2]} -->: choose from {', '.join(tables)}")
-        return f"{found[1]}\n{tables[found[2]]()}\n{found[3]}"
-
-    pattern = r"(<!-- rows: (\w+) -->)\n.*?(<!-- end -->)"
-    filled, count = re.subn(pattern, table, page, flags=re.DOTALL)
-    if not count:
-        raise ValueError("the page has no line <!-- rows: NAME --> with <!-- end --> after it")
-    return filled
-
-
 def main() -> None:
     """Measure what is asked for, and print the summary of all rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -88,9 +70,14 @@ def main() -> None:
             print(f"{kind}: {done[kind]['verdict']} {done[kind].get('reason', '')}", flush=True)
     rows = [done[kind] for kind in sorted(done)]
     arguments.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = tables(rows)
     if arguments.page is not None:
-        arguments.page.write_text(fill(arguments.page.read_text(), tables(rows)))
-    print("\n\n".join(table() for table in tables(rows).values()))
+        text = arguments.page.read_text()
+        for name, table in made.items():  # between <!-- rows: NAME --> and <!-- end -->
+            place = rf"(<!-- rows: {name} -->\n).*?(\n<!-- end -->)"
+            text = re.sub(place, lambda m, new=table: m[1] + new + m[2], text, flags=re.DOTALL)
+        arguments.page.write_text(text)
+    print("\n\n".join(made.values()))
 
 
 def apart(kind: str) -> Row:
@@ -295,18 +282,17 @@ def is_ours(error: BaseException) -> bool:
     return clear and raised and frame.filename.startswith(PACKAGES)
 
 
-def tables(rows: list[Row]) -> dict[str, Callable[[], str]]:
-    """Return what makes two tables of Markdown: verdicts by reason, and results by step."""
+def tables(rows: list[Row]) -> dict[str, str]:
+    """Return two tables of Markdown: verdicts by reason, and results by step."""
     verdicts = Counter((row["verdict"], reason_of(row)) for row in rows)
     done = [(name, result) for row in rows for name, result in row.get("steps", {}).items()]
     equal = Counter(name for name, result in done if not isinstance(result, str))
     refused = Counter(name for name, result in done if isinstance(result, str))
-    names = dict.fromkeys(name for name, _ in done)
-    steps = [(name, str(equal[name]), str(refused[name])) for name in names]
+    steps = [(name, str(equal[name]), str(refused[name])) for name in dict(done)]
     found = [(verdict, why, str(count)) for (verdict, why), count in sorted(verdicts.items())]
     return {
-        "architectures": lambda: markdown([("verdict", "reason", "model types"), *found], (0, 1)),
-        "steps": lambda: markdown([("step", "equal", "refused"), *steps]),
+        "architectures": markdown([("verdict", "reason", "model types"), *found], (0, 1)),
+        "steps": markdown([("step", "equal", "refused"), *steps]),
     }
 
 

@@ -11,7 +11,6 @@ whole blocks with few keys to a query.
 import shlex
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -63,12 +62,6 @@ CANDIDATES = {
 }  # fmt: skip
 
 
-def candidates(kernel: str, head_dim: int) -> list[Tiles]:
-    """Tiles worth a try: those whose accumulators and scores fit into the registers."""
-    kind = "head dim 256" if head_dim == 256 else kernel.split()[0]
-    return [Tiles(*shape) for shape in CANDIDATES[kind]]
-
-
 def inputs(head_dim: int, length: int | None = None) -> list[torch.Tensor]:
     """q, k, v and dout of the measured shape, bfloat16."""
     batch, heads, n = SHAPES[head_dim]
@@ -98,56 +91,44 @@ def runner(kernel: str, tensors: list[torch.Tensor], mask: masks.Mask | None):
     return lambda: backward.queries(dout, delta, lse2, saved, walk)[0]
 
 
-def cases(kernel: str) -> tuple[masks.Mask | None, ...]:
-    return MASKS[kernel.partition(" ")[2]]
-
-
-def measure(kernel: str, tiles: Tiles, mask: masks.Mask | None, tensors: list[torch.Tensor]) -> Row:
-    """Return the time of a kernel, and TFLOP/s over the non-empty blocks of the mask."""
-    batch, heads, n, head_dim = tensors[0].shape
-    configs.HOPPER[kernel, head_dim] = tiles
-    times = timing.measure(runner(kernel, tensors, mask), tensors[0].device, seconds=0.08)
-    density = 1.0 if mask is None else mask.build(n).density
-    flops = 2.0 * PRODUCTS[kernel.split()[0]] * batch * heads * n * n * head_dim * density
-    return {
-        "kernel": kernel,
-        "head_dim": head_dim,
-        **tiles._asdict(),
-        "mask": "dense" if mask is None else str(mask),
-        "density": density,
-        "status": OK,
-        **times._asdict(),
-        "tflops": flops / times.ms_median / 1e9,
-    }
-
-
-def wrong(kernel: str, head_dim: int, tiles: Tiles, expected: Any) -> float:
-    """Return the largest relative error of a candidate against what the table held before."""
-    configs.HOPPER[kernel, head_dim] = tiles
-    got = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
-    got, expected = ((x,) if isinstance(x, torch.Tensor) else x for x in (got, expected))
-    return max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
-
-
 def tune(kernel: str, head_dim: int) -> Iterator[Row]:
     """Yield the rows of each candidate that runs and agrees with the table's tiles; print the
     others.
     """
-    tensors = inputs(head_dim)
-    expected = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
-    for tiles in candidates(kernel, head_dim):
+    tensors, short, cases = (
+        inputs(head_dim),
+        inputs(head_dim, 1024),
+        MASKS[kernel.partition(" ")[2]],
+    )
+    batch, heads, n, _ = tensors[0].shape
+    work = 2e-9 * PRODUCTS[kernel.split()[0]] * batch * heads * n * n * head_dim
+
+    def results() -> tuple[torch.Tensor, ...]:
+        found = runner(kernel, short, cases[1])()
+        return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+    expected = results()
+    for shape in CANDIDATES["head dim 256" if head_dim == 256 else kernel.split()[0]]:
+        configs.HOPPER[kernel, head_dim] = tiles = Tiles(*shape)
         try:
-            error = wrong(kernel, head_dim, tiles, expected)
+            error = max(relative_error(a, b) for a, b in zip(results(), expected, strict=True))
             reason = f"wrong, error {error}" if error > LIMIT else ""
         except Exception as failure:  # too many registers, or too much shared memory
             reason = f"{type(failure).__name__}: {str(failure)[:120]}"
         if reason:
             print(f"{kernel} {head_dim} {tuple(tiles)}: {reason}", flush=True)
             continue
-        rows = [measure(kernel, tiles, mask, tensors) for mask in cases(kernel)]
-        rates = " ".join(f"{row['tflops']:6.0f}" for row in rows)
-        print(f"{kernel:20s} {head_dim:4d} {tuple(tiles)!s:34s} {rates}", flush=True)
-        yield from rows
+        rates = []
+        for mask in cases:
+            call = runner(kernel, tensors, mask)
+            times = timing.measure(call, tensors[0].device, seconds=0.08)
+            density = 1.0 if mask is None else mask.build(n).density
+            rates.append(work * density / times.ms_median)
+            text = "dense" if mask is None else str(mask)
+            row = {"kernel": kernel, "head_dim": head_dim, **tiles._asdict(), "mask": text}
+            yield row | {"density": density, "status": OK, **times._asdict(), "tflops": rates[-1]}
+        texts = " ".join(f"{rate:6.0f}" for rate in rates)
+        print(f"{kernel:20s} {head_dim:4d} {tuple(tiles)!s:34s} {texts}", flush=True)
 
 
 def main(path: str, *kernels: str) -> None:
