@@ -9,7 +9,7 @@ import torch
 
 from experiments.bench import provider
 from experiments.bench.cases import CAUSAL, DENSE, Case
-from experiments.bench.peers import cudnn, fa4, flashinfer, vsa
+from experiments.bench.peers import cudnn, fa4, vsa
 from experiments.bench.peers.fa4_lists import BlockSparseTensors
 from experiments.bench.providers import find
 from tests.experiments.bench.bench_cases import CASE, CPU
@@ -88,18 +88,6 @@ def test_lists_name_the_blocks_of_the_mask(changes):
             assert torch.equal(index[place][: counts[place]], wanted)
 
 
-def test_flashinfer_without_the_manifest_of_its_kernels_says_so(monkeypatch):
-    def manifest():
-        raise FileNotFoundError(2, "No such file or directory", "/site/flashinfer/manifest.json")
-
-    kernels = SimpleNamespace(manifest=manifest)
-    monkeypatch.setattr(flashinfer.importlib, "import_module", lambda _: kernels)
-    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
-    assert "packaged without manifest.json" in (find("flashinfer").missing() or "")
-    kernels.manifest = dict
-    assert find("flashinfer").missing() is None
-
-
 MASKS = [
     "causal()", "local(40)", "local(3, 70)", "sliding(33)", "dense()", "causal() & ~causal()",
     "documents((80, 0, 120))", "documents((80, 0, 120)) & causal()",
@@ -140,72 +128,24 @@ def test_too_many_intervals_are_none(mask):
     assert cudnn.intervals(case(cudnn.MOST + 6)) is None
 
 
-@pytest.fixture
-def fa4_calls(monkeypatch):
-    """What the functions of FlashAttention-4 are called with: name, shape of q, options."""
-    found = []
-
-    def function(name):
-        return lambda q, k, v, **options: found.append((name, q.shape, options)) or (q, None)
-
-    names = ("flash_attn_func", "flash_attn_varlen_func")
-    module = SimpleNamespace(
-        BlockSparseTensorsTorch=BlockSparseTensors, **{name: function(name) for name in names}
-    )
+def test_flash_attention_4_gets_full_blocks_as_full_and_bits_for_partial_ones(monkeypatch):
+    calls = []
+    attend = lambda q, k, v, **options: calls.append(options) or (q, None)  # noqa: E731
+    module = SimpleNamespace(BlockSparseTensorsTorch=BlockSparseTensors, flash_attn_func=attend)
     monkeypatch.setattr(fa4.importlib, "import_module", lambda _: module)
     monkeypatch.setattr(fa4, "bit_lookup", lambda *sizes: sizes)
-    return found
 
-
-@pytest.mark.parametrize(
-    ("mask", "window"),
-    [
-        ("sliding(5)", (4, 0)),
-        ("local(3, 7)", (3, 7)),
-        (CAUSAL, (None, 0)),
-        ("local(3) | global_tokens(1)", None),
-        (DENSE, None),
-    ],
-)
-def test_windows_have_their_own_arguments(mask, window, fa4_calls):
-    case, peer = replace(CASE, mask=mask), find("fa4_window")
-    assert case.window == window and replace(case, n_k=100).window is None
-    assert peer.concerns(case) == (window is not None and mask != CAUSAL)
-    if window is not None:
-        q = torch.zeros(2, 4, 200, 16)
-        peer.prepare(case, CPU)(q, q, q)
-        options = {"deterministic": False, "window_size": window}
-        assert fa4_calls == [("flash_attn_func", (2, 200, 4, 16), options)]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_packed_documents_of_all_batch_entries_are_joined(causal, fa4_calls):
-    mask = "documents((80, 0, 120))" + " & causal()" * causal
-    case, peer = replace(CASE, mask=mask, layout="token_major"), find("fa4_varlen")
-    assert peer.concerns(case) and not peer.concerns(replace(case, mask="sliding(3)"))
-    q = torch.zeros(2, 200, 4, 16).transpose(1, 2)
-    assert peer.prepare(case, CPU)(q, q, q).shape == q.shape
-    name, shape, options = fa4_calls.pop()
-    assert (name, shape) == ("flash_attn_varlen_func", (400, 4, 16))
-    for which in "qk":
-        ends = options[f"cu_seqlens_{which}"]
-        assert ends.dtype == torch.int32 and ends.tolist() == [0, 80, 80, 200, 280, 280, 400]
-        assert options[f"max_seqlen_{which}"] == 120
-    assert options["causal"] == causal
-    half = replace(case, dtype="float16", layout="head_major")
-    assert "layout=token_major" in (peer.unsupported(half, CUDA, "forward") or "")
-
-
-def test_flash_attention_4_gets_full_blocks_as_full_and_bits_for_partial_ones(fa4_calls):
-    def options(mask):
+    def options(mask, name="fa4"):
         q = torch.zeros(2, 4, 256, 16)
         case = replace(CASE, mask=mask, n_q=256, n_k=256)
-        assert find("fa4").prepare(case, CPU)(q, q, q).shape == q.shape
-        return fa4_calls.pop()[2]
+        assert find(name).prepare(case, CPU)(q, q, q).shape == q.shape
+        return calls.pop()
 
     assert "takes bfloat16" in (find("fa4").unsupported(CASE, CUDA, "forward") or "")
     assert options(DENSE) == {"deterministic": False}
     assert options(CAUSAL) == {"deterministic": False, "causal": True}
+    for mask, window in (("sliding(5)", (4, 0)), ("local(3, 7)", (3, 7))):
+        assert options(mask, "fa4_window") == {"deterministic": False, "window_size": window}
     found = options("random:0.5:block=32")
     lists = found["block_sparse_tensors"]
     assert "mask_mod" not in found and lists.block_size == (32, 32)
@@ -217,3 +157,14 @@ def test_flash_attention_4_gets_full_blocks_as_full_and_bits_for_partial_ones(fa
     q, k = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
     word = bits[code[0, 0, q // 32, k // 32].long(), q % 32, k % 32 // 32]
     assert torch.equal((word >> (k % 32) & 1).bool(), (q - k).abs() <= 40)
+
+
+def test_packed_documents_of_all_batch_entries_are_joined():
+    case = replace(CASE, mask="documents((80, 0, 120)) & causal()", layout="token_major")
+    assert find("fa4_varlen").concerns(case)
+    assert not find("fa4_varlen").concerns(replace(case, mask="sliding(3)"))
+    found = fa4.varlen_arguments(case, CPU)
+    assert found["cu_seqlens_k"].tolist() == [0, 80, 80, 200, 280, 280, 400]
+    assert found["max_seqlen_q"] == 120 and found["causal"]
+    half = replace(case, dtype="float16", layout="head_major")
+    assert "token_major" in (find("fa4_varlen").unsupported(half, CUDA, "forward") or "")

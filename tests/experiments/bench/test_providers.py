@@ -76,20 +76,6 @@ def test_flex_is_compiled_as_it_is_asked_to(monkeypatch):
     assert seen == [None, None, {"BACKEND": "FLASH"}]
 
 
-def test_flex_says_where_it_cannot_call_flash_attention_4(monkeypatch):
-    flash, cuda = providers.find("flex_flash"), torch.device("cuda")
-    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
-    half = replace(CASE, dtype="bfloat16", block_k=64)
-    assert flash.unsupported(half, cuda, "forward") is None
-    assert "128 as block_k, not 64" in (flash.unsupported(half, cuda, "backward") or "")
-    for fine in (replace(half, block_k=128), replace(half, mask=DENSE, block_q=0, block_k=0)):
-        assert flash.unsupported(fine, cuda, "backward") is None
-    assert "CUDA" in (flash.unsupported(half, CPU, "forward") or "")
-    monkeypatch.setattr(torch.nn.attention.flex_attention, "_Backend", None)
-    assert "no such backend" in (flash.unsupported(half, cuda, "forward") or "")
-    assert (flash.package, providers.find("flex").package) == ("flash-attn-4", "")
-
-
 def test_peers_that_are_installed_are_measured(monkeypatch):
     monkeypatch.setattr(provider, "why_missing", lambda *_: None)
     for capability, ours, peers in (

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from experiments.common.work import cores, processes, progress, threads
+from experiments.common.work import processes, progress, threads
 
 
 def interrupt() -> str:
@@ -48,11 +48,6 @@ def test_what_has_not_begun_is_dropped_after_an_error():
         threading.Timer(0.2, go.set).start()
         raise KeyboardInterrupt
     assert len(began) == 2
-
-
-def test_a_thread_a_core_by_default():
-    with threads() as pool:
-        assert pool._max_workers == cores() >= 1
 
 
 def test_progress_yields_all_items():
