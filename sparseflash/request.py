@@ -147,8 +147,6 @@ def request_of(
             f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"
         )
     mask = as_mask(mask)
-    if isinstance(mask, BlockMask):
-        check_extents(mask, *extents_of(q, k), k.shape[1])
     schedule = schedule_of(mask, q, k)
     return Request(
         q, k, v, mask if schedule is None else None, schedule, options, terms, needs_grad

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from masks import BlockMask
 from sparseflash.backends.protocol import Gradients, Results, Saved, TermTensors, empty_out
 from sparseflash.cache import cache
-from sparseflash.checks import seed_tensor
+from sparseflash.checks import check_extents, seed_tensor
 from sparseflash.operators import flops
 from sparseflash.plan import Plan, plan_for
 from sparseflash.problem import Options, describe, key_of
-from sparseflash.request import Request
+from sparseflash.request import Request, extents_of
 from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
 
 # mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention.
@@ -61,6 +62,8 @@ def call_operator(request: Request, seed: int | Tensor | None) -> Results:
     and dispatch modes.
     """
     q, k, v, mask, schedule, options, terms, needs_grad = request
+    if isinstance(mask, BlockMask):  # that of a Mask fits; an eager call checks where it is built
+        check_extents(mask, *extents_of(q, k), k.shape[1])
     seed = seed_tensor(seed, q.device) if options.dropout_p else None
     key = "" if mask is None else mask.key
     tensors, numbers = as_tensors(schedule) if schedule is not None else (None, None)
