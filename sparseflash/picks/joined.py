@@ -16,7 +16,7 @@ from sparseflash.kernels.common.softmax import (
     probabilities,
     to_lse_log2,
 )
-from sparseflash.kernels.portable.common import load_full, load_tile, matrix_origin
+from sparseflash.kernels.portable.common import load_rows, matrix_origin
 from sparseflash.kernels.portable.forward import online_softmax
 
 UNSPECIALIZED = ("n_q", "n_k", "sel_heads", "n_blocks", "n_lists", "part_length")
@@ -103,21 +103,6 @@ def joined_tile(Blocks, Who, t, of_row, hidden, BLOCK: tl.constexpr, TILE: tl.co
 
 
 @triton.jit
-def load_keys(
-    base, desc, row, col, start, stride, n,
-    TILE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr,
-    TMA: tl.constexpr,
-):  # fmt: skip
-    """Return a tile of k or v: [TILE, BLOCK_D]. WHOLE: no tile has keys beyond n; else see
-    `load_full`.
-    """
-    if WHOLE:
-        return load_full(base, desc, row, col, start, stride, TILE, HEAD_DIM, BLOCK_D, TMA)
-    else:
-        return load_tile(base, start, stride, n, TILE, HEAD_DIM, BLOCK_D, True)
-
-
-@triton.jit
 def start_queries(
     Q, Blocks, Who, Count, stride_qb, stride_qh, stride_qn,
     stride_kb, stride_kh, stride_vb, stride_vh, n_q, n_k, sel_heads,
@@ -183,14 +168,14 @@ def picks_forward(
     acc = tl.zeros([QUERIES * ROWS, BLOCK_DV], tl.float32)
     for t in tl.range(0, tiles):
         start, seen = joined_tile(Blocks, Who, t, of_row, hidden, BLOCK, BLOCK_N)
-        k = load_keys(
+        k = load_rows(
             K + k_offset, K_desc, k_row, k_col, start, stride_kn, n_k,
             BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE, TMA,
         )  # fmt: skip
         scores = tl.dot(q, k.T, input_precision=PRECISION)  # [QUERIES * ROWS, BLOCK_N]
         scores = tl.where(seen, scores, float("-inf"))
         p, alpha, m, l = online_softmax(scores, m, l, scale_log2, True)
-        v = load_keys(
+        v = load_rows(
             V + v_offset, V_desc, v_row, v_col, start, stride_vn, n_k,
             BLOCK_N, HEAD_DIM_V, BLOCK_DV, WHOLE, TMA,
         )  # fmt: skip
@@ -236,11 +221,11 @@ def picks_backward_q(
     dq = tl.zeros([QUERIES * ROWS, BLOCK_D], tl.float32)
     for t in tl.range(0, tiles):
         start, seen = joined_tile(Blocks, Who, t, of_row, hidden, BLOCK, BLOCK_N)
-        k = load_keys(
+        k = load_rows(
             K + k_offset, K_desc, k_row, k_col, start, stride_kn, n_k,
             BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE, TMA,
         )  # fmt: skip
-        v = load_keys(
+        v = load_rows(
             V + v_offset, V_desc, v_row, v_col, start, stride_vn, n_k,
             BLOCK_N, HEAD_DIM_V, BLOCK_DV, WHOLE, TMA,
         )  # fmt: skip

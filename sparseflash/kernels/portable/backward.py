@@ -17,6 +17,7 @@ from sparseflash.kernels.portable.common import (
     block_start,
     keep_bits,
     load_full,
+    load_rows,
     load_tile,
     matrix_origin,
     split_program,
@@ -112,10 +113,13 @@ def backward_kv(
         if DROPOUT:
             row_head, column_head = head_keys(seed_ptr, bh)
 
-        if PARTIAL:
-            for t in tl.range(0, n_partial):
+        for phase in tl.static_range(0 if PARTIAL else 1, 2):  # partial blocks, then full ones
+            for t in tl.range(0, n_full if phase == 1 else n_partial):
                 # a query beyond n_q has lse = inf, hence p = 0, and needs no mask of its own
-                if DENSE:
+                if phase == 1:
+                    start = block_start(full_idx, t, BLOCK_Q, BLOCK_M, DENSE)
+                    allowed = True
+                elif DENSE:
                     start = n_full * BLOCK_M
                     allowed = True
                 else:
@@ -125,54 +129,32 @@ def backward_kv(
                         start % BLOCK_Q, k_start % BLOCK_K,
                         BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, True,
                     )  # fmt: skip
-                q = load_tile(Q + q_offset, start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-                dout = load_tile(
-                    DOut + g_offset, start, stride_gn, n_q, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True
-                )
-                lse_log2 = tl.load(
-                    lse_row + start + query, mask=start + query < n_q, other=float("inf")
-                )
-                delta = tl.load(delta_row + start + query, mask=start + query < n_q, other=0.0)
+                q = load_rows(
+                    Q + q_offset, Q_desc, q_row, q_col, start, stride_qn, n_q,
+                    BLOCK_M, HEAD_DIM, BLOCK_D, phase == 1, TMA,
+                )  # fmt: skip
+                dout = load_rows(
+                    DOut + g_offset, DOut_desc, g_row, g_col, start, stride_gn, n_q,
+                    BLOCK_M, HEAD_DIM_V, BLOCK_DV, phase == 1, TMA,
+                )  # fmt: skip
+                if phase == 1:
+                    lse_log2 = tl.load(lse_row + start + query)
+                    delta = tl.load(delta_row + start + query)
+                else:
+                    there = start + query < n_q
+                    lse_log2 = tl.load(lse_row + start + query, mask=there, other=float("inf"))
+                    delta = tl.load(delta_row + start + query, mask=there, other=0.0)
                 keep = True
                 if DROPOUT:
                     keep = keep_bits(
-                        row_head,
-                        column_head,
-                        start,
-                        k_start,
-                        drop_threshold,
-                        BLOCK_M,
-                        BLOCK_N,
+                        row_head, column_head, start, k_start, drop_threshold, BLOCK_M, BLOCK_N,
                         True,
-                    )
+                    )  # fmt: skip
                 dk, dv = kv_step(
                     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
                     cap, slopes, bias, radius, first_key - start,
-                    not DENSE, DROPOUT, PRECISION,
+                    phase == 0 and not DENSE, DROPOUT, PRECISION,
                 )  # fmt: skip
-
-        for t in tl.range(0, n_full):
-            start = block_start(full_idx, t, BLOCK_Q, BLOCK_M, DENSE)
-            q = load_full(
-                Q + q_offset, Q_desc, q_row, q_col, start, stride_qn,
-                BLOCK_M, HEAD_DIM, BLOCK_D, TMA,
-            )  # fmt: skip
-            dout = load_full(
-                DOut + g_offset, DOut_desc, g_row, g_col, start, stride_gn,
-                BLOCK_M, HEAD_DIM_V, BLOCK_DV, TMA,
-            )  # fmt: skip
-            lse_log2 = tl.load(lse_row + start + query)
-            delta = tl.load(delta_row + start + query)
-            keep = True
-            if DROPOUT:
-                keep = keep_bits(
-                    row_head, column_head, start, k_start, drop_threshold, BLOCK_M, BLOCK_N, True
-                )
-            dk, dv = kv_step(
-                dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
-                cap, slopes, bias, radius, first_key - start,
-                False, DROPOUT, PRECISION,
-            )  # fmt: skip
 
     dk *= scale
     if DROPOUT:

@@ -93,6 +93,19 @@ def load_full(
 
 
 @triton.jit
+def load_rows(
+    base, desc, row, col, start, stride, n,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, FULL: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """`load_full` of a full tile, else `load_tile`: [ROWS, BLOCK_D]."""
+    if FULL:
+        return load_full(base, desc, row, col, start, stride, ROWS, HEAD_DIM, BLOCK_D, TMA)
+    else:
+        return load_tile(base, start, stride, n, ROWS, HEAD_DIM, BLOCK_D, True)
+
+
+@triton.jit
 def block_list(ptr, mid, row, n, BLOCK: tl.constexpr, TILE: tl.constexpr, DENSE: tl.constexpr):
     """Where the partial and the full blocks of a list begin in its index, and how many kernel tiles
     there are of each. Dense, all tiles within n are full, and one that sticks out is partial.

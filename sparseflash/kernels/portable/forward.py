@@ -25,7 +25,7 @@ from sparseflash.kernels.portable.common import (
     block_list,
     block_start,
     keep_bits,
-    load_full,
+    load_rows,
     load_tile,
     matrix_origin,
     split_program,
@@ -127,64 +127,48 @@ def attention_forward(
     # registers.
     HOPPER: tl.constexpr = cuda_capability_geq(9) and not cuda_capability_geq(10)
     WIDE: tl.constexpr = HOPPER and PARTIAL and BLOCK_D >= 128
-    if PARTIAL:
-        for t in tl.range(0, n_partial, disable_licm=WIDE):
-            if DENSE:
+    for phase in tl.static_range(0 if PARTIAL else 1, 2):  # partial blocks, then full ones
+        for t in tl.range(0, n_full if phase == 1 else n_partial, disable_licm=WIDE):
+            if phase == 1:
+                start = block_start(full_idx, t, BLOCK_K, BLOCK_N, DENSE)
+            elif DENSE:
                 start = n_full * BLOCK_N
-                allowed = (start + tl.arange(0, BLOCK_N) < n_k)[None, :]
+                allowed = (start + tl.arange(0, BLOCK_N) < n_k)[None, :]  # [1, BLOCK_N]
             else:
                 start = block_start(partial_idx, t, BLOCK_K, BLOCK_N, False)
                 allowed = tile_bits(
                     bits, tl.load(partial_tile + t // (BLOCK_K // BLOCK_N)),
                     q_start % BLOCK_Q, start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, False,
                 )  # fmt: skip
-            k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+            k = load_rows(
+                k_base, K_desc, k_row, k_col, start, stride_kn, n_k,
+                BLOCK_N, HEAD_DIM, BLOCK_D, phase == 1, TMA,
+            )  # fmt: skip
             s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
             _, s, unit, rest = with_terms(
                 s, scale_log2, cap, Slopes, bias, radius, start - first_key,
                 BLOCK_M, BLOCK_N, False, False, FAST,
             )  # fmt: skip
-            s = tl.where(allowed, s, float("-inf"))
-            p, alpha, m, l = online_softmax(s, m, l, unit, True, BOUNDED, Slopes, bias, rest)
+            if phase == 0:
+                s = tl.where(allowed, s, float("-inf"))
+            p, alpha, m, l = online_softmax(
+                s, m, l, unit, phase == 0, BOUNDED, Slopes, bias, rest
+            )  # fmt: skip
             if DROPOUT:
                 keep = keep_bits(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
                 )
                 p = tl.where(keep, p, 0.0)
-            v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+            v = load_rows(
+                v_base, V_desc, v_row, v_col, start, stride_vn, n_k,
+                BLOCK_N, HEAD_DIM_V, BLOCK_DV, phase == 1, TMA,
+            )  # fmt: skip
             acc = tl.dot(
-                p.to(v.dtype),
-                v,
-                acc if BOUNDED else acc * alpha[:, None],
+                p.to(v.dtype), v, acc if BOUNDED else acc * alpha[:, None],
                 input_precision=PRECISION,
-            )
+            )  # fmt: skip
             if WIDE:
                 acc = finished(acc, t)
-
-    for t in tl.range(0, n_full, disable_licm=WIDE):
-        start = block_start(full_idx, t, BLOCK_K, BLOCK_N, DENSE)
-        k = load_full(
-            k_base, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
-        )
-        s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-        _, s, unit, rest = with_terms(
-            s, scale_log2, cap, Slopes, bias, radius, start - first_key,
-            BLOCK_M, BLOCK_N, False, False, FAST,
-        )  # fmt: skip
-        p, alpha, m, l = online_softmax(s, m, l, unit, False, BOUNDED, Slopes, bias, rest)
-        if DROPOUT:
-            keep = keep_bits(
-                row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
-            )
-            p = tl.where(keep, p, 0.0)
-        v = load_full(
-            v_base, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM_V, BLOCK_DV, TMA
-        )
-        acc = tl.dot(
-            p.to(v.dtype), v, acc if BOUNDED else acc * alpha[:, None], input_precision=PRECISION
-        )
-        if WIDE:
-            acc = finished(acc, t)
 
     if BOUNDED:
         m = tl.where(l == 0, float("-inf"), m)
