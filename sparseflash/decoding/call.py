@@ -12,7 +12,7 @@ from sparseflash.backends.protocol import empty_out
 from sparseflash.backends.registry import nothing
 from sparseflash.cache import cache
 from sparseflash.checks import check_transforms, is_empty
-from sparseflash.decoding import cpu
+from sparseflash.decoding import cpu, triton
 from sparseflash.decoding.checks import check_cache, check_no_gradient, check_splits
 from sparseflash.decoding.pattern import AnyMask, Pattern, pattern_of
 from sparseflash.dynamic.lengths import Lengths, check_lengths
@@ -201,8 +201,6 @@ def _prepare(problem: Problem, mask: AnyMask, n: int, page: int, splits: int | N
     pattern = pattern_of(mask, problem, n)
     if chosen == "cpu":
         return cpu.Decode(problem, pattern, n)
-    from sparseflash.decoding import triton
-
     return triton.Decode(problem, pattern, n, page, splits)
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import empty_out
-from sparseflash.decoding.kernels import MIN_TILES, decode_parts, merge_splits
 from sparseflash.decoding.pattern import Pattern
-from sparseflash.kernels.common.device import interpreted, multiprocessors
+from sparseflash.kernels.common.device import interpreted, kernels_of, multiprocessors
 from sparseflash.kernels.common.launch import Launch
 from sparseflash.kernels.common.shapes import padded_dim, padded_dim_v, scale_log2
 from sparseflash.kernels.portable.configs import Family, Tiles, power_of_two_divisor
@@ -46,8 +45,8 @@ class Decode:
         self.parts = splits or _parts(programs, _most_tiles(pattern, n, tiles.block_n), problem)
         self.lists = schedule if schedule is not None and not schedule.dynamic else None
         static = schedule is None or self.lists is not None
-        self.launch_parts = Launch(decode_parts, static=static)
-        self.launch_merge = Launch(merge_splits, static=True)
+        self.launch_parts = Launch(kernels_of("decoding").decode_parts, static=static)
+        self.launch_merge = Launch(kernels_of("decoding").merge_splits, static=True)
         self.options = {
             "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "BLOCK_D": width, "BLOCK_DV": width_v,
             "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_Q": block_q,
@@ -144,7 +143,7 @@ def _parts(programs: int, tiles: int, problem: Problem) -> int:
     on_gpu = problem.device.type == "cuda"
     slots = PROGRAMS * (multiprocessors(problem.device) if on_gpu else 4)
     wanted = max(slots // programs, tiles // LONGEST)
-    return max(1, min(wanted, -(-tiles // MIN_TILES.value), MOST_PARTS))
+    return max(1, min(wanted, -(-tiles // kernels_of("decoding").MIN_TILES.value), MOST_PARTS))
 
 
 def _list_strides(schedule: Schedule | None) -> tuple[int, int]:
