@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -161,7 +161,8 @@ def cached(make: Make) -> Make:
         found = cache.get(key)
         if found is None:
             found = make(*args)
-            cache.put(key, found, [x for x in tree_leaves(found) if isinstance(x, Tensor)])
+            held = vars(found) if is_dataclass(found) else found
+            cache.put(key, found, [x for x in tree_leaves(held) if isinstance(x, Tensor)])
         return found
 
     return cast(Make, find)

@@ -21,8 +21,7 @@ from masks.tiles import edge_tiles
 from sparseflash.distributed.attention import joined
 from sparseflash.distributed.exchange import Transfer, Units
 from sparseflash.distributed.route import exchange_of, places_of
-from sparseflash.dynamic.selection import Selection
-from sparseflash.dynamic.static import built, heads_of, to_device
+from sparseflash.dynamic.selection import Selection, built, heads_of, to_device
 from sparseflash.select.base import Selector
 
 

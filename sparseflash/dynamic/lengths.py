@@ -19,8 +19,7 @@ from sparseflash.backends.protocol import Results
 from sparseflash.cache import cached
 from sparseflash.checks import check_tensors, is_empty, readable
 from sparseflash.dynamic.lists import schedule_from_selection
-from sparseflash.dynamic.selection import Selection
-from sparseflash.dynamic.static import grid_codes, heads_of, to_device
+from sparseflash.dynamic.selection import Selection, grid_codes, heads_of, to_device
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
 from sparseflash.schedule.blocks import Schedule
 from sparseflash.terms import term_options

@@ -7,8 +7,7 @@ from torch import Tensor
 from masks.block_lists import FULL
 from sparseflash.cache import are_fake, cached
 from sparseflash.checks import check_extents
-from sparseflash.dynamic.selection import Selection, of_heads
-from sparseflash.dynamic.static import to_device
+from sparseflash.dynamic.selection import Selection, of_heads, to_device
 from sparseflash.operators.twin import twin
 from sparseflash.schedule.bits import interval_bits
 from sparseflash.schedule.blocks import BlockLists, Schedule

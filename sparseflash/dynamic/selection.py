@@ -14,7 +14,7 @@ from masks.block_mask import BlockMask
 from masks.checks import integer
 from masks.runs import Grid
 from masks.tiles import Tiles, assemble
-from sparseflash.dynamic.static import heads_of, static_codes
+from sparseflash.cache import cached
 
 MAX_PRODUCTS = 1 << 14  # tiles that two tables may make together
 
@@ -143,8 +143,7 @@ class Selection:
                 )
             extents = (self.n_q, self.n_k, self.block_size)
             heads = heads_of(other, self.heads)
-            static = static_codes(other, *extents, heads, self.device, complement)
-            other = Selection(static.codes, static.bits, *extents, static.max_blocks)
+            other = static_selection(other, *extents, heads, self.device, complement)
         elif not isinstance(other, Selection):
             return None
         elif complement:
@@ -180,6 +179,35 @@ class Selection:
             f"Selection({self.n_q} x {self.n_k} tokens, block size {self.block_size}, "
             f"batch {self.batch}, heads {self.heads}, {self.device})"
         )
+
+
+@cached
+def static_selection(
+    mask: Mask | BlockMask,
+    n_q: int,
+    n_k: int,
+    block_size: tuple[int, int],
+    heads: int | None,
+    device: torch.device,
+    complement: bool = False,
+) -> Selection:
+    """Return `mask`, or all that is not in it, as a selection, from the cache: it is built on the
+    host and copied once.
+
+    heads: those of `heads_of`. Raises ValueError for a BlockMask of other lengths.
+    """
+    blocks = built(mask, n_q, n_k, block_size, heads)
+    codes, bits = grid_codes(blocks), blocks.bits
+    if complement:
+        tiles, partial = Tiles(blocks.grid), codes >= 0
+        _, row, col = blocks.grid.split(np.flatnonzero(partial))
+        cut = blocks.grid.cut(row, col)
+        codes, own = (EMPTY + FULL) - codes, codes[partial]
+        codes[partial] = tiles.codes_of(~bits, own, cut)
+        bits = tiles.bits
+    max_blocks = int((codes != EMPTY).sum())
+    made = to_device(codes, device), to_device(bits.view(np.int32), device)
+    return Selection(*made, n_q, n_k, block_size, max_blocks)
 
 
 def number_tiles(taken: Tensor, partial: Tensor, room: int) -> tuple[Tensor, Tensor]:
@@ -278,3 +306,35 @@ def of_heads(found: Selection, heads: int) -> Selection:
     codes = found.codes[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
     blocks = found.max_blocks * group
     return Selection(codes, found.bits, found.n_q, found.n_k, found.block_size, blocks)
+
+
+def heads_of(mask: Mask | BlockMask | None, heads: int | None) -> int | None:
+    """Return the heads that the mask has to be built with; None where they do not matter."""
+    return heads if isinstance(mask, Mask) and mask.per_head else None
+
+
+def built(
+    mask: Mask | BlockMask, n_q: int, n_k: int, block_size: tuple[int, int], heads: int | None
+) -> BlockMask:
+    """Return the block mask of `mask`; ValueError where it is a BlockMask of something else."""
+    if isinstance(mask, Mask):
+        return mask.build(n_q, n_k, block_size, heads=heads)
+    if (mask.n_q, mask.n_k, mask.block_size) != (n_q, n_k, block_size):
+        raise ValueError(
+            f"the mask is for {mask.n_q} x {mask.n_k} tokens in blocks of {mask.block_size}, the "
+            f"selection for {n_q} x {n_k} in blocks of {block_size}: pass the Mask it comes from"
+        )
+    return mask
+
+
+def grid_codes(blocks: BlockMask) -> np.ndarray:
+    """int32 (batch, heads, rows, cols)."""
+    lengths = np.diff(blocks.starts, append=blocks.grid.size)
+    shape = (blocks.batch, blocks.heads, blocks.rows, blocks.cols)
+    return np.repeat(blocks.tiles, lengths).reshape(shape)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Return a copy to remember: it is there for every stream, and outlives any inference mode."""
+    with torch.inference_mode(False):
+        return torch.from_numpy(np.array(array, order="C")).to(device)

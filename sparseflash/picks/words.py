@@ -9,8 +9,7 @@ from masks.algebra import Mask
 from masks.patterns.bands import causal
 from masks.tiles import edge_tiles
 from sparseflash.cache import cached
-from sparseflash.dynamic.selection import Selection, number_tiles
-from sparseflash.dynamic.static import to_device
+from sparseflash.dynamic.selection import Selection, number_tiles, to_device
 
 GROUP = 16  # queries in a word; it divides every block size
 

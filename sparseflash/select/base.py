@@ -11,8 +11,7 @@ from torch import Tensor
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
 from sparseflash.checks import check_tensors, is_empty
-from sparseflash.dynamic.selection import Selection
-from sparseflash.dynamic.static import heads_of
+from sparseflash.dynamic.selection import Selection, heads_of
 from sparseflash.select.rules import Rule, candidates_of, choose
 
 

@@ -12,7 +12,7 @@ from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import integer
 from sparseflash.cache import cached
-from sparseflash.dynamic.static import built, grid_codes, heads_of, static_codes, to_device
+from sparseflash.dynamic.selection import built, grid_codes, heads_of, static_selection, to_device
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
 
 
@@ -94,7 +94,8 @@ def candidates_of(
     else:
         given = (within, n_q, n_k, block_size, heads_of(within, heads))
         host = grid_codes(built(*given))
-        codes, bits, _ = static_codes(*given, device)
+        static = static_selection(*given, device)
+        codes, bits = static.codes, static.bits
     taken, forced = np.zeros((1, 1, 1, 1), bool), None
     if always is not None:
         taken = grid_codes(built(always, n_q, n_k, block_size, heads_of(always, heads))) != EMPTY

@@ -10,8 +10,7 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, flag, integer
-from sparseflash.dynamic.selection import Selection, of_heads
-from sparseflash.dynamic.static import heads_of, static_codes
+from sparseflash.dynamic.selection import Selection, heads_of, of_heads, static_selection
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
 from sparseflash.picks.picks import Picks
 from sparseflash.picks.words import (
@@ -118,7 +117,7 @@ class TokenSelector(Selector):
         """`mask` in the blocks that a query picked."""
         block_q, block_k = self.block_size
         built_with = heads_of(mask, heads)
-        static = static_codes(mask, n_q, n_k, self.block_size, built_with, words.device)
+        static = static_selection(mask, n_q, n_k, self.block_size, built_with, words.device)
         unite = kernels_of("select").union_of_picks if on_nvidia(words) else union_torch
         codes = unite(words, static.codes, heads, block_q // GROUP, self.chunk // block_k)
         max_blocks = static.max_blocks * (codes.numel() // static.codes.numel())

@@ -6,7 +6,7 @@ import torch
 import masks
 from masks.block_lists import FULL
 from sparseflash import packed
-from sparseflash.dynamic.static import grid_codes
+from sparseflash.dynamic.selection import grid_codes
 
 BLOCKS = [16, 32, (16, 48), (64, 16), 128]
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import masks
 from sparseflash import select
-from sparseflash.dynamic.static import heads_of, static_codes
+from sparseflash.dynamic.selection import heads_of, static_selection
 from sparseflash.select import tokens
 from sparseflash.select.blocks import pool_torch
 from sparseflash.select.rules import Rule, candidates_of, choose_torch
@@ -97,7 +97,7 @@ def test_union(within):
     words = (normal(2, 2, 8, 5) > 1).to(torch.int16) << 3  # 8 groups of 16, 5 chunks of 32
     mask = masks.causal() if within is None else within
     heads = heads_of(mask, 4)
-    codes = static_codes(mask, 120, 150, (32, 16), heads, torch.device(DEVICE)).codes
+    codes = static_selection(mask, 120, 150, (32, 16), heads, torch.device(DEVICE)).codes
     found = kernels.union_of_picks(words, codes, 4, 2, 2)
     assert torch.equal(found, tokens.union_torch(words, codes, 4, 2, 2))
 
