@@ -26,9 +26,13 @@ def run(rank: int, world: int, runs: list[tuple[str, Any]]) -> None:
         RUNS[kind](given)
 
 
-def compare(runs: list[tuple[str, Any]], ways: int, world: int) -> None:
-    """Train each run in this process, and in `world` of which `ways` share a sequence."""
-    many = [(kind, replace(each, name="many", context_parallel=ways)) for kind, each in runs]
+def compare(runs: list[tuple[str, Any]], world: int, alone: int = 0) -> None:
+    """Train each run in this process, and in `world` of which two share a sequence, but for the
+    last `alone` runs: there each process has sequences of its own."""
+    many = [
+        (kind, replace(each, name="many", context_parallel=1 + (i < len(runs) - alone)))
+        for i, (kind, each) in enumerate(runs)
+    ]
     for kind, each in runs:
         RUNS[kind](each)
     on_ranks(world, run, many)
@@ -42,6 +46,7 @@ def assert_equal(one, many):
         torch.testing.assert_close(second["model"][name], weights, rtol=1e-3, atol=1e-5)
     results: Any = [run_file.read(folder) for folder in (one, many)]
     assert results[0]["density"] == results[1]["density"]
+    assert len(second["random"]) == results[1]["sessions"][-1]["processes"] > 1
     for name in ("val_loss", "loss", "accuracy", "correct", "positions"):
         a, b = (found["result"].get(name) for found in results)
         assert a == b or np.allclose(a, b, rtol=1e-5, atol=1e-5), name
@@ -59,7 +64,7 @@ def language(settings):
 
 def test_language_models(language):
     runs = [language(mask="local:16", positions="rotary"), language(packed=True)]
-    compare([("lm", each) for each in runs], 2, 4)
+    compare([("lm", each) for each in runs], 4)
 
 
 def test_classifiers_and_masked_tokens(tmp_path, language):
@@ -71,8 +76,10 @@ def test_classifiers_and_masked_tokens(tmp_path, language):
         cases.settings(tmp_path, "image", "sparse", recipe="rotary", **still),
         cases.settings(tmp_path, "retrieval", "flash", model__pool="cls", **still),
         cases.settings(tmp_path, "listops", "sparse", pretrain="masked", **still),
+        cases.settings(tmp_path, "text", "linear", lr=1e-3, **still),
     ]
-    compare([("lm", language(model="bert-tiny")), *(("lra", each) for each in lra)], 2, 2)
+    lm = ("lm", language(model="bert-tiny"))
+    compare([lm, *(("lra", each) for each in lra)], 2, alone=1)
 
 
 def test_more_processes_continue_a_run(language, monkeypatch):

@@ -13,13 +13,11 @@ from experiments.training.clock import Stop
 from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import (
     Trained,
-    assert_processes_train_as_one,
     assert_same,
     journal,
     overrides,
     settings,
     train,
-    write_data,
 )
 from tests.processes import without_the_interpreter
 
@@ -63,12 +61,6 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path, run
         assert runs[0].result[name] == runs[1].result[name]
     for run in runs:
         assert [x["step"] for x in run.journal if x["kind"] == "train"] == list(range(5, 151, 5))
-
-
-def test_two_processes_train_as_one(tmp_path):
-    (tmp_path / "data").mkdir()
-    write_data(tmp_path / "data")
-    assert_processes_train_as_one(tmp_path, 2, "text", "linear")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
