@@ -35,8 +35,10 @@ class Segments(NamedTuple):
 
 def classify(grid: Grid, codes_of: Callable[[Squares], Codes]) -> Runs:
     """Return runs of a grid, from a function that gives each square a code (MIXED: undecided)."""
-    size, zero = 1 << (max(grid.rows, grid.cols) - 1).bit_length(), np.zeros(grid.slices, np.int64)
-    stack = [Squares(size, np.arange(grid.slices, dtype=np.int64), zero, zero)]
+    size = 1 << (min(grid.rows, grid.cols) - 1).bit_length()
+    first = np.indices((grid.slices, -(-grid.rows // size), -(-grid.cols // size)))
+    s, row, col = first.reshape(3, -1).astype(np.int64)
+    stack = [Squares(size, s, row * size, col * size)]
     found: list[Segments] = []
     held, limit = 0, WAITING
     while stack:

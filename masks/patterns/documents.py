@@ -1,5 +1,6 @@
 """Documents packed into one sequence, and cells that see their neighbours."""
 
+from functools import cached_property
 from itertools import chain, pairwise, product
 from operator import index
 from typing import Any
@@ -227,6 +228,11 @@ class Cells(Leaf):
     def batch(self) -> int | None:  # type: ignore[override]
         return batch_extent(self.q.tokens)
 
+    @cached_property
+    def _alone(self) -> bool:
+        """Whether piece i of the queries sees piece i of the keys, and nothing else."""
+        return np.array_equal(self.pairs, np.arange(len(self.q.start)) * (len(self.k.start) + 1))
+
     def _sees(self, i: Ints, j: Ints) -> Bools:
         wanted = i * len(self.k.start) + j
         at = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
@@ -241,7 +247,8 @@ class Cells(Leaf):
         return rectangle_runs(grid, entry, *[token - entry * FAR for token in sides])
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return by_pairs(self._sees, self.q.find(s, q), self.k.find(s, k))
+        i, j = self.q.find(s, q), self.k.find(s, k)
+        return i == j if self._alone else by_pairs(self._sees, i, j)
 
     def changes(self, grid: Grid) -> tuple[Changes, Changes]:
         def of(cuts: Cuts, n: int) -> Changes:
@@ -260,7 +267,7 @@ class Cells(Leaf):
             return super().signature(grid, s, row, col)
         q_low, q_high = self.q.find(s, grid.q_first[row]), self.q.find(s, grid.q_last[row])
         k_low, k_high = self.k.find(s, grid.k_first[col]), self.k.find(s, grid.k_last[col])
-        if np.array_equal(self.pairs, np.arange(len(self.q.start)) * (len(self.k.start) + 1)):
+        if self._alone:
             q_low = k_low = np.maximum(q_low, k_low)
             q_high = k_high = np.minimum(q_high, k_high)
         number = np.zeros(len(s), np.int64)
