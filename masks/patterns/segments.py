@@ -167,8 +167,7 @@ def prefix_tree(enter: Any, leave: Any) -> Mask:
     if (counts := [*map(len, enters)]) != (others := [*map(len, leaves)]):
         raise ValueError(f"enter has {counts} nodes and leave {others}: give every node both")
     stop = _stacked([_leave_by_token(*nodes) for nodes in zip(enters, leaves, strict=True)])
-    last = _by_token(stop)
-    mask = _covering("nodes", stop, lambda b, q, k: (k <= q) & (q < last(b, k)))
+    mask = _by_token("nodes", [stop], lambda q, k, last: (k <= q) & (q < last(k)))
     return canonical(mask, enter=flat(enters), leave=flat(leaves))
 
 
@@ -249,10 +248,11 @@ def hstu(
     first, stop = (_stacked(ends) for ends in zip(*spans, strict=True))
     counts = {count for row in last for count in row}
     shortest = counts.pop() if len(counts) == 1 else flat(last)
-    low, high = _by_token(first), _by_token(stop)
-    mask = _covering(
-        "users", first, lambda b, q, k: ((low(b, q) <= k) & (k < high(b, q))) | (q == k)
-    )
+
+    def rule(q: Any, k: Any, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Any:
+        return ((low(q) <= k) & (k < high(q))) | (q == k)
+
+    mask = _by_token("users", [first, stop], rule)
     return canonical(mask, lengths=flat(rows), targets=shortest)
 
 
@@ -283,16 +283,17 @@ def _stacked(rows: Sequence[Ints]) -> Ints:
     return np.stack([row[:n] for row in rows])
 
 
-def _by_token(numbers: Ints) -> Callable[[Any, Any], Any]:
-    """Return the function (b, token) that looks up numbers (batch entries, n)."""
-    n, entries = numbers.shape[1], table(numbers.ravel())
-    return lambda b, token: entries[b * n + token]
+def _by_token(what: str, numbers: list[Ints], rule: Callable[..., Any]) -> Leaf:
+    """Return the mask of rule(q, k, *lookups) for numbers (batch entries, n) by token."""
+    n, batch = numbers[0].shape[1], batch_extent(numbers[0])
 
+    tables: list[Any] = []  # made at the first build, since torch.compile traces this function
 
-def _covering(what: str, numbers: Ints, rule: Callable[..., Any]) -> Leaf:
-    """Return the mask rule(b, q, k) for up to as many tokens as there are numbers of."""
-    n, batch = numbers.shape[1], batch_extent(numbers)
-    whole = Rule(partial(rule, 0)) if batch is None else Rule(rule, "bqk", batch=batch)
+    def fn(b: Any, q: Any, k: Any) -> Any:
+        look = [partial(lambda entries, i: entries[b * n + i], entries) for entries in tables]
+        return rule(q, k, *look)
+
+    whole = Rule(partial(fn, 0)) if batch is None else Rule(fn, "bqk", batch=batch)
 
     def at(grid: Grid) -> Rule:
         if n < max(grid.n_q, grid.n_k):
@@ -300,6 +301,7 @@ def _covering(what: str, numbers: Ints, rule: Callable[..., Any]) -> Leaf:
                 f"the {what} have {n} tokens together, but n_q is {grid.n_q} and n_k {grid.n_k}: "
                 "add one for the padding, or build for fewer tokens"
             )
+        tables[:] = tables or [table(entries.ravel()) for entries in numbers]
         return whole
 
     return ByLength(at, batch=batch)
