@@ -151,7 +151,7 @@ def attention(
     )  # fmt: skip
     special = isinstance(mask, Picks | ContextParallel)
     if special or lengths is not None or starts is not None or type(q) is not Tensor:
-        call: Call = {
+        call: dict[str, Any] = {
             "scale": options.scale, "terms": terms, "dropout_p": dropout_p, "seed": seed,
             "deterministic": options.deterministic, "backend": backend, "lengths": lengths,
             "starts": starts, "return_lse": return_lse, "return_max_scores": return_max_scores,
@@ -159,7 +159,8 @@ def attention(
         if type(q) is not Tensor and is_sharded(q):
             return on_shards(attention, q, k, v, mask, **call)
         if special or lengths is not None or starts is not None:
-            return _reduced(*autocast(q, k, v), mask, call)
+            q, k, v = autocast(q, k, v)
+            return _reduced(q, k, v, mask, call)
     q, k, v = autocast(q, k, v)
     tensors = NO_TERMS if terms is None else term_tensors(terms, q, k, v)
     direct = plain(q, k, v, *filter(torch.is_tensor, tensors))
@@ -176,7 +177,7 @@ def attention(
     return run(plan, q, k, v, seed, tensors, schedule).asked(return_lse)
 
 
-def _reduced(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Call) -> Any:
+def _reduced(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: dict[str, Any]) -> Any:
     """Run a call with a share of the sequence, with picks or with lengths by calls without."""
     if isinstance(mask, ContextParallel):
         return mask.attend(q, k, v, attend=attention, **call)

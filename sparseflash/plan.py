@@ -163,8 +163,8 @@ def traced_specs(
     plain tuples only.
     """
     facts = ScheduleFacts(*numbers, lists=())
-    given = Options(*options)
-    problem = Problem(*layouts, dtype, device, facts, given, misaligned="", needs_grad=needs_grad)
+    fields = *layouts, dtype, device, facts, Options(*options), "", needs_grad
+    problem = Problem._make(fields)
     nothing = torch.empty(0, device="meta")
     lists = BlockLists(nothing, nothing, torch.empty(facts.entries, device="meta"), nothing)
     made = prepared(problem, schedule=Schedule(lists, lists, nothing, *facts[:7]))
