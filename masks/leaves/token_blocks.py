@@ -111,9 +111,20 @@ class _TokenPairs(Cells):
         self.cells = replace(grid, **sizes, **ends)
 
     @cached_property
+    def keys(self) -> Ints:
+        """The pairs as ascending numbers."""
+        return self.line * self.cols + self.col
+
+    @cached_property
     def codes(self) -> Runs:  # type: ignore[override]
-        x = self.line * self.cols + self.col
-        return rl.from_segments(self.cells, x, x + 1, np.full(len(x), rl.FULL))
+        return rl.from_segments(
+            self.cells, self.keys, self.keys + 1, np.full(len(self.keys), rl.FULL)
+        )
+
+    def _full(self, line: Ints, col: Ints) -> Bools:
+        wanted = line * self.cols + col
+        at = np.searchsorted(self.keys, wanted)
+        return np.append(self.keys, -1)[at] == wanted
 
     def placed(self) -> Placed:
         grid, block = self.grid, self.block
