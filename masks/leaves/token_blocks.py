@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.block_lists import row_segments
+from masks.checks import FAR
 from masks.leaves.geometry import by_pairs, rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Codes, Grid, Ints, Runs, distinct, quotient
@@ -112,19 +113,17 @@ class _TokenPairs(Cells):
 
     @cached_property
     def keys(self) -> Ints:
-        """The pairs as ascending numbers."""
-        return self.line * self.cols + self.col
+        """The pairs as ascending numbers, and one above all."""
+        return np.append(self.line * self.cols + self.col, FAR)
 
     @cached_property
     def codes(self) -> Runs:  # type: ignore[override]
-        return rl.from_segments(
-            self.cells, self.keys, self.keys + 1, np.full(len(self.keys), rl.FULL)
-        )
+        x = self.keys[:-1]
+        return rl.from_segments(self.cells, x, x + 1, np.full(len(x), rl.FULL))
 
     def _full(self, line: Ints, col: Ints) -> Bools:
         wanted = line * self.cols + col
-        at = np.searchsorted(self.keys, wanted)
-        return np.append(self.keys, -1)[at] == wanted
+        return self.keys[np.searchsorted(self.keys, wanted)] == wanted
 
     def placed(self) -> Placed:
         grid, block = self.grid, self.block
