@@ -151,11 +151,11 @@ def calls(*backends: str) -> list[Call]:
 def representative() -> list[Call]:
     """Return few calls that a test has time for: every kernel, each pass, and what claims work.
 
-    Those for Hopper join several options each, and one has wide products of two parts. The others
-    have small heads, whose kernels compile fast.
+    Those for Hopper join several options each. The others have small heads, whose kernels compile
+    fast.
     """
     return [
-        call("hopper", 96, "scattered blocks, odd length, deterministic"),
+        call("hopper", 64, "scattered blocks, odd length, deterministic"),
         call("hopper", 64, "split rows, tall rows, sink, maxima", backward=False),
         call("triton", 32, "causal"),
         call("decode", 32, "global, pages of 16, 16 queries"),
