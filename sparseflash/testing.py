@@ -1,6 +1,7 @@
 """Inputs, the float64 oracle and the tolerance rule, shared by the tests and the benchmarks."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,25 +22,25 @@ def make_qkv(
     *,
     kv_heads: int | None = None,
     v_head_dim: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
     seed: int = 0,
     requires_grad: bool = False,
+    **to: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return standard normal q (batch, heads, n_q, head_dim) and k, v (batch, kv_heads, n_k,
     head_dim).
 
-    kv_heads, v_head_dim: those of q and k where None.
+    kv_heads, v_head_dim: those of q and k where None. to: `dtype` (float32 by default), `device`.
     Drawn on the CPU in float64, so that the values are the same on every device and, up to
     rounding, in every dtype.
     """
+    to.setdefault("dtype", torch.float32)
     generator = torch.Generator("cpu").manual_seed(seed)
     kv_heads = heads if kv_heads is None else kv_heads
 
     def draw(heads: int, length: int, head_dim: int = head_dim) -> Tensor:
         shape = (batch, heads, length, head_dim)
         x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-        return x.to(device=device, dtype=dtype).requires_grad_(requires_grad)
+        return x.to(**to).requires_grad_(requires_grad)
 
     return draw(heads, n_q), draw(kv_heads, n_k), draw(kv_heads, n_k, v_head_dim or head_dim)
 
