@@ -45,6 +45,9 @@ def rules(d: int, e: int, f: int) -> list[Any]:
         lambda q, k: (k < e) | (k >= 2 * f) & (abs(q - k) < e),
         lambda q, k: (q > f) & ((2 * q - 2 * k + e) // d % 3 == 1),
         lambda q, k: np.isin(k, [e, f]) | np.isin(q - k, [d, -e]) | (q == f),
+        lambda q, k: (q >= 9 * d) & ((q - k) % 4 < 2) | (q - k == f),
+        lambda q, k: (q == 48 * (1 + d % 9)) | ((q - k) % 4 == 0),  # a block begins there
+        lambda q, k: (k == 48 * (1 + d % 4)) | ((q - k) % 4 == 0),
         lambda q, k: (q + k) // d % 3 == 0,  # repeats the other way: every row is looked at
     ]
 
