@@ -59,6 +59,7 @@ def draw_speedup(rows: Sequence[SpeedRow]) -> Figure:
     rows = [row for row in rows if row.density]
     best, ours = best_dense(rows), best_dense(rows, own=True)
     deepest = max(np.log2(1 / row.density) for row in rows)
+    letters = _letters(rows)
     figure, panels = _panels(rows, columns=2)
     for (left, right), group in panels:
         direction = group[0].direction
@@ -79,11 +80,9 @@ def draw_speedup(rows: Sequence[SpeedRow]) -> Figure:
         for provider in _masked_providers(group):
             measured = [r for r in group if r.provider == provider]
             if dense is not None and (measured[0].own or provider in FLEX):
-                _curves(left, measured, lambda row, ms, dense=dense: dense.ms / ms)
-            _curves(right, measured, lambda row, ms: (row.tflops or 0) * row.ms / ms)
-        sizes = sorted({r.block_q for r in group if r.random})
-        if len(sizes) > 1:
-            right.plot([], [], color=GREY, alpha=0.5, label=f"pale: blocks below {sizes[-1]}")
+                _curves(left, measured, lambda row, ms, dense=dense: dense.ms / ms, letters)
+            _curves(right, measured, lambda row, ms: (row.tflops or 0) * row.ms / ms, letters)
+        _keys(right, group, letters)
     for axes in panels[-1][0]:
         axes.set_xlabel("sparsity: blocks that are skipped (%)")
     f.legend(figure, [axes for row, _ in panels for axes in row], columns=4, most=12)
@@ -106,6 +105,12 @@ def _dense_notes(axes: Axes, dense: SpeedRow, own: SpeedRow | None) -> None:
     axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=6.5)
 
 
+def _letters(rows: Iterable[SpeedRow]) -> dict[str, str]:
+    """Return a letter for each mask that is neither random nor dense, in the order of the rows."""
+    texts = dict.fromkeys(r.mask for r in rows if r.mask != DENSE and not r.random)
+    return {text: "abcdefghijklmnopqrstuvwxyz"[i % 26] for i, text in enumerate(texts)}
+
+
 def _pattern(mask: str) -> str:
     """Return the text of a mask without its numbers, which the masks of one pattern share."""
     return re.sub(r"[\d.]+", "#", mask)
@@ -115,9 +120,10 @@ def _curves(
     axes: Axes,
     rows: Sequence[SpeedRow],
     value: Callable[[SpeedRow, float], float],
+    letters: dict[str, str],
 ) -> None:
     """Draw random masks as a curve for each block size, smaller ones paler, and others as open
-    markers with the name of their first pattern; one pattern at several densities is a curve.
+    markers with the letter of their mask; one pattern at several densities is a curve.
 
     value: of a row and one of its times in ms, what the axis shows.
     """
@@ -140,7 +146,7 @@ def _curves(
         label = None
         for row in group:
             at = float(np.log2(1 / row.density)), value(row, row.ms)
-            axes.annotate(re.findall(r"[a-z]\w*", row.mask)[0], at, **look)
+            axes.annotate(letters[row.mask], at, **look)
 
 
 def _points(
@@ -157,6 +163,15 @@ def _points(
         [value(r, r[name] or r.ms) for r in rows] for name in ("ms_p80", "ms_median", "ms_p20")
     )
     f.curve(axes, x, y, style, label, low=low, high=high, **look)
+
+
+def _keys(axes: Axes, rows: Sequence[SpeedRow], letters: dict[str, str]) -> None:
+    """Add legend entries of what several curves share, and of what the letters stand for."""
+    for mask, letter in letters.items():
+        axes.plot([], [], "o", mfc="white", color=GREY, label=fill(f"{letter}: {mask}", 34))
+    sizes = sorted({r.block_q for r in rows if r.random})
+    if len(sizes) > 1:
+        axes.plot([], [], color=GREY, alpha=0.5, label=f"pale: blocks below {sizes[-1]}")
 
 
 def _masked_providers(rows: Sequence[SpeedRow]) -> list[str]:
