@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -254,8 +255,8 @@ class ContextParallel:
 
     def attend(self, *inputs: Any, **options: Any) -> Any:
         """Run `sparseflash.attention`, which is `attend`, for the own queries over all keys."""
-        if self.changes:
-            return _outside(self, *inputs, **options)  # pyright: ignore[reportCallIssue]
+        if self.changes or self.rows is not None:
+            return _outside(self, *inputs, **options)
         return self._attend(*inputs, **options)
 
     def _attend(
@@ -272,7 +273,7 @@ class ContextParallel:
             self.refuse(far)
             options = {"scale": scale, "deterministic": deterministic, "backend": backend}
             options |= {"return_lse": return_lse, "terms": terms}
-            return by_choice(self, attend, q, k, v, options)  # pyright: ignore[reportCallIssue]
+            return by_choice(self, attend, q, k, v, options)
         if self.share is not None:
             options = {"scale": scale, "deterministic": deterministic, "backend": backend}
             options |= {"lengths": lengths, "starts": starts, "return_lse": return_lse}
@@ -350,9 +351,13 @@ class ContextParallel:
             self._agreed = True
 
 
-@torch.compiler.disable
 def _outside(cp: ContextParallel, *inputs: Any, **options: Any) -> Any:
-    return cp._attend(*inputs, **options)
+    """Run the call outside of the graphs of torch.compile, which takes seconds to import."""
+    loaded = "torch._dynamo" in sys.modules
+    return (torch.compiler.disable(cp._attend) if loaded else cp._attend)(*inputs, **options)
+
+
+_outside._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class _Whole(torch.autograd.Function):

@@ -70,7 +70,6 @@ class OwnRows:
         return self._taken[key]
 
 
-@torch.compiler.disable
 def by_choice(
     cp: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
 ) -> Any:
