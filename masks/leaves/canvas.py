@@ -84,6 +84,7 @@ class OnCanvas(Leaf):
         """Codes, from the ends (axes, cols) of the places of the keys of every block column."""
         self._check(grid)
         low, high, shared_low, shared_high, steps = self._boxes(grid, q)
+        stepped = bool((steps > 1).any())
         # Of squares of 1, 2, 4, .. blocks: the boxes around what they touch, and within what fills.
         count = max(grid.rows, grid.cols).bit_length() + 1
         least = [_levels(box, np.minimum, count) for box in (low, shared_high, first)]
@@ -94,8 +95,10 @@ class OnCanvas(Leaf):
             level, at = size.bit_length() - 1, (row // size, row // size, col // size)
             low, shared_high, first = (x[level][:, i] for x, i in zip(least, at, strict=True))
             high, shared_low, last = (x[level][:, i] for x, i in zip(most, at, strict=True))
-            begin, step = np.maximum(low, first), steps[:, row] if size == 1 else 1
-            met = (begin + (low - begin) % step <= np.minimum(high, last)).all(axis=0)
+            begin = np.maximum(low, first)
+            if stepped and size == 1:
+                begin += (low - begin) % steps[:, row]
+            met = (begin <= np.minimum(high, last)).all(axis=0)
             if not self._fills:
                 return np.where(met, rl.MIXED, rl.EMPTY).astype(np.uint8)
             inside = ((shared_low <= first) & (last <= shared_high)).all(axis=0)
