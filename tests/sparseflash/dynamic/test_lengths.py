@@ -196,7 +196,7 @@ def test_every_batch_entry_keeps_its_own_mask():
         layer.plan(ends, 1024)
     with pytest.raises(ValueError, match=r"the same for every batch entry, .*: take padding=hide"):
         within("skip", *tensors, mask, ends)
-    with pytest.raises(ValueError, match="got a mask of type Documents and batch 5"):
+    with pytest.raises(ValueError, match=r"got a mask .* and batch 5"):
         sparseflash.attention(*tensors, mask, lengths=ends, terms=sparseflash.Terms(softcap=2.0))
 
 
