@@ -20,7 +20,7 @@ from experiments.lra.settings import TrainOptions
 ALONE = "alone"  # the workload of a measured step
 # Settings that runs of one cell may differ in.
 FREE = {each.name for each in fields(TrainOptions) if each.metadata.get("free")}
-FREE |= {"seed", "data_seed", "name", "init_from", "tensorboard"}
+FREE |= {"seed", "data_seed", "name", "init_from"}
 Steps = Sequence[Mapping[str, Any]]  # measured training steps, rows of the study lra_speed
 
 

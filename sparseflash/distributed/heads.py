@@ -70,6 +70,8 @@ def by_heads(
 ) -> Any:  # fmt: skip
     """Return the attention of own tokens: heads go out, all tokens of some heads are computed."""
     share, rank = cp.share, cp.rank
+    if dropout_p and isinstance(cp.source, Selector):
+        raise ValueError(f"dropout_p is {dropout_p}: a plan of the selector {cp.source!r} has none")
     order = cp.order(q.device)
     cp.agree(q, v, options["scale"], options["deterministic"], dropout_p)
     q, k, v = (

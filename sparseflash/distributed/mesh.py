@@ -75,11 +75,18 @@ def context_parallel(
     tokens_of: Any = group[1] if kind is Grid else group
     ranks = _place(mesh)[1] if unbound else dist.get_world_size(tokens_of)
     source, blocks = blocks_of(mask, n, block_size, heads)
+    by_head = isinstance(source, Selector) and _differs_by_head(source)
+    if by_head and route == "heads":
+        raise ValueError(
+            f"route='heads' gives each rank some heads, and {source!r} has a mask that differs from"
+            " head to head: take route='keys'"
+        )
     if isinstance(source, Selector) and kind is Grid:
         raise ValueError(f"a mesh of two dimensions takes a mask, not the selector {source!r}")
     sizes: dict[str, Any] = {"head_dim": head_dim, "tflops": tflops, "gb_s": gb_s}
     sizes |= {"heads": heads, "kv_heads": kv_heads}
-    found = blocks.partition(ranks, owner=owner, queries=route != "keys", **sizes)
+    chosen = isinstance(source, Selector)
+    found = blocks.partition(ranks, owner=owner, queries=not chosen and route != "keys", **sizes)
     if kind is Grid:
         route, ranks = "blocks" if route == "auto" else route, dist.get_world_size(group[0])
         if route == "heads" or found.sizes.kv_heads < ranks:
@@ -90,7 +97,8 @@ def context_parallel(
             )
     elif route == "auto":
         heads_travel = found.rivals().get("heads", (0.0, 0.0))[1] > 1.05 * found.speedup
-        route = "heads" if heads_travel and found.sizes.kv_heads >= ranks else "blocks"
+        possible = found.sizes.kv_heads >= ranks and not by_head
+        route = "heads" if heads_travel and possible else "blocks"
     if route == "heads" and found.sizes.kv_heads < ranks:
         raise ValueError(f"route='heads' needs a key head a rank: {found.sizes.kv_heads} < {ranks}")
     made = kind(group, source, blocks, found, route)
@@ -155,6 +163,11 @@ class Grid(ContextParallel):
 
     def explain(self) -> str:
         return "\n".join([super().explain(), "of its heads:", self.inner.explain()])
+
+
+def _differs_by_head(selector: Selector) -> bool:
+    given = (getattr(selector, name, None) for name in ("within", "always"))
+    return any((m.heads or 1) > 1 or getattr(m, "per_head", False) for m in given if m is not None)
 
 
 def _place(given: tuple[Any, ...]) -> tuple[int, int]:

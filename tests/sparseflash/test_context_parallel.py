@@ -240,6 +240,15 @@ def selectors(rank: int, world: int) -> None:
     for name, value in refused.items():
         with pytest.raises(ValueError, match=name):
             sparseflash.attention(q, k, v, cp, **{name: value})
+    with pytest.raises(ValueError, match="head to head"):
+        mine = select.top_k(3, block_size=SIZE, always=by_head)
+        context_parallel(None, mine, n, heads=4, kv_heads=4, route="heads")
+    if world == 2:
+        padded = Call(n, 4, 4, select.top_k(3, block_size=SIZE), torch.float64, lengths=[130, n])
+        heads = context_parallel(None, select.top_k(3, block_size=SIZE), n, heads=4, route="heads")
+        agree(heads, padded.on(heads), padded.want, 1e-11, "lengths")
+        with pytest.raises(ValueError, match="dropout_p"):
+            sparseflash.attention(q, k, v, heads, dropout_p=0.5)
     with pytest.raises(ValueError, match="block_size=64"):
         cp.with_mask(select.top_k(3, block_size=64))
     with pytest.raises(ValueError, match="summary"):
