@@ -14,6 +14,7 @@ from masks.checks import integer
 from masks.runs import Ints
 from sparseflash.distributed.heads import share_of_heads
 from sparseflash.distributed.plan import ContextParallel, blocks_of, digest_of
+from sparseflash.distributed.selected import differs_by_head
 from sparseflash.select.base import Selector
 
 Route = Literal["auto", "blocks", "keys", "heads"]
@@ -75,12 +76,7 @@ def context_parallel(
     tokens_of: Any = group[1] if kind is Grid else group
     ranks = _place(mesh)[1] if unbound else dist.get_world_size(tokens_of)
     source, blocks = blocks_of(mask, n, block_size, heads)
-    by_head = isinstance(source, Selector) and _differs_by_head(source)
-    if by_head and route == "heads":
-        raise ValueError(
-            f"route='heads' gives each rank some heads, and {source!r} has a mask that differs from"
-            " head to head: take route='keys'"
-        )
+    by_head = isinstance(source, Selector) and differs_by_head(source)
     if isinstance(source, Selector) and kind is Grid:
         raise ValueError(f"a mesh of two dimensions takes a mask, not the selector {source!r}")
     sizes: dict[str, Any] = {"head_dim": head_dim, "tflops": tflops, "gb_s": gb_s}
@@ -163,11 +159,6 @@ class Grid(ContextParallel):
 
     def explain(self) -> str:
         return "\n".join([super().explain(), "of its heads:", self.inner.explain()])
-
-
-def _differs_by_head(selector: Selector) -> bool:
-    given = (getattr(selector, name, None) for name in ("within", "always"))
-    return any((m.heads or 1) > 1 or getattr(m, "per_head", False) for m in given if m is not None)
 
 
 def _place(given: tuple[Any, ...]) -> tuple[int, int]:

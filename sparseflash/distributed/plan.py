@@ -18,7 +18,7 @@ from sparseflash.distributed import attention as operators
 from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
 from sparseflash.distributed.heads import Share, by_heads, share_of_heads
 from sparseflash.distributed.route import part_of
-from sparseflash.distributed.selected import OwnRows, block_size_of, by_choice
+from sparseflash.distributed.selected import OwnRows, block_size_of, by_choice, differs_by_head
 from sparseflash.dynamic.lengths import check_bounds, real_tokens
 from sparseflash.request import as_mask_or_selector
 from sparseflash.select.base import Selector
@@ -57,6 +57,11 @@ class ContextParallel:
     ):  # fmt: skip
         if isinstance(source, Selector) and route == "blocks":
             route = "keys"
+        if isinstance(source, Selector) and route == "heads" and differs_by_head(source):
+            raise ValueError(
+                f"route='heads' gives each rank some heads, and {source!r} has a mask that differs"
+                " from head to head: take route='keys'"
+            )
         if isinstance(group, tuple):
             self.group, self.bound, (self.rank, self.ranks) = None, False, group
         else:

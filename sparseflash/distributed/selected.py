@@ -36,6 +36,11 @@ def block_size_of(selector: Selector) -> int:
     return size
 
 
+def differs_by_head(selector: Selector) -> bool:
+    given = (getattr(selector, name, None) for name in ("within", "always"))
+    return any((m.heads or 1) > 1 or getattr(m, "per_head", False) for m in given if m is not None)
+
+
 class OwnRows:
     """The query blocks of one rank, and the key blocks of all, in the block sizes of a selector."""
 

@@ -249,6 +249,8 @@ def selectors(rank: int, world: int) -> None:
         agree(heads, padded.on(heads), padded.want, 1e-11, "lengths")
         with pytest.raises(ValueError, match="dropout_p"):
             sparseflash.attention(q, k, v, heads, dropout_p=0.5)
+        with pytest.raises(ValueError, match="head to head"):
+            heads.with_mask(mine)
     with pytest.raises(ValueError, match="block_size=64"):
         cp.with_mask(select.top_k(3, block_size=64))
     with pytest.raises(ValueError, match="summary"):
