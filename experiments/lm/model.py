@@ -92,16 +92,13 @@ class LanguageModel(nn.Module):
         tokens: Tensor,
         targets: Tensor | None = None,
         places: Tensor | None = None,
-        start: int = 0,
     ) -> Tensor:
         """Logits (B, N, rows) of tokens (B, N), or with targets the cross-entropies (B, N): of the
         own tokens where the window is shared, but for `places`.
 
-        Args:
-            places: int64 (B, n): logits and targets are for these tokens of a window only.
-            start: the tokens before these, which the attentions have in caches.
+        places: int64 (B, n): logits and targets are for these tokens of a window only.
         """
-        x = self._embed(tokens, start)
+        x = self._embed(tokens)
         if self.shared is not None:
             x = self.shared.shard(x)
             if targets is not None and places is None:
@@ -149,9 +146,8 @@ class LanguageModel(nn.Module):
         """The blocks."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def _embed(self, tokens: Tensor, start: int = 0) -> Tensor:
-        x, n = self.tokens(tokens), tokens.shape[1]
-        place = torch.arange(start, start + n, device=tokens.device)
+    def _embed(self, tokens: Tensor) -> Tensor:
+        x, place = self.tokens(tokens), torch.arange(tokens.shape[1], device=tokens.device)
         if self.end is not None:
             starts, ids = document_starts(tokens, self.end)
             self._pack(ids)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from experiments.lm.attention import resolve
 from experiments.lm.model import LanguageModel, shares
 from experiments.lm.settings import LAYERS, NEXT, Settings
-from experiments.lm.text import Codec, Corpus, load_corpus, refuse_vocabulary
+from experiments.lm.text import Corpus, load_corpus, refuse_vocabulary
 from experiments.training import train as loop
 from experiments.training.device import DTYPES, MIB, autocast
 from experiments.training.distributed import Group, share
@@ -180,7 +180,7 @@ class Language:
         )
 
 
-def make_model(settings: Settings, corpus: Corpus | Codec) -> tuple[LanguageModel, Objective]:
+def make_model(settings: Settings, corpus: Corpus) -> tuple[LanguageModel, Objective]:
     """Return the model of a run with fresh weights, on the CPU, and its objective."""
     sizes = settings.sizes
     ids = corpus.vocab or settings.vocab or sizes.vocab

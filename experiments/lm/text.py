@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -240,40 +240,6 @@ def split(texts: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 
 
 # ---- tokenizers
-
-
-@dataclass(frozen=True)
-class Codec:
-    """A tokenizer: ids of a text, without the end of a document, and the text of ids."""
-
-    encode: Callable[[str], list[int]]
-    decode: Callable[[list[int]], str]
-    vocab: int
-    end: int
-
-
-def load_codec(tokenizer: str, texts: str, cache_dir: str) -> Codec:
-    """Return the tokenizer that `load_corpus` made; texts: their digest.
-
-    Raises ValueError if what it learned is not in `cache_dir`.
-    """
-    kind, size = _kind(tokenizer)
-    if kind == BYTES:
-        return Codec(
-            lambda text: list(text.encode()),
-            lambda ids: bytes(i for i in ids if i != BYTE_END).decode(errors="replace"),
-            BYTE_END + 1,
-            BYTE_END,
-        )
-    path = _bpe_file(Path(cache_dir), _key(texts, tokenizer))
-    if not path.exists():
-        raise ValueError(
-            f"{path} is missing, what {tokenizer} learned: name its folder with cache_dir="
-        )
-    bpe = _bpe((), size, path)
-    return Codec(
-        lambda text: bpe.encode(text).ids, bpe.decode, bpe.get_vocab_size(), bpe.token_to_id(END)
-    )
 
 
 def _kind(tokenizer: str) -> tuple[str, int]:

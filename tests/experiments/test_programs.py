@@ -32,9 +32,6 @@ plot rows=.
 pathfinder.__main__ statistics=true size=33
 pathfinder.__main__ statistics=true examples=0
 lm.__main__ data=none
-lm.generate prompt=a run=none
-lm.generate run=none prompt=a temperature=-1
-lm.generate run=none prompt=a tokens=0
 """.strip().split("\n")
 
 
