@@ -16,7 +16,6 @@ from experiments.common.config import choose
 from masks import BlockMask
 from masks.runs import distinct
 
-TILE = 128  # queries (or keys) whose keys and values (or queries) one workgroup loads once
 LSE_BYTES = 4
 DIRECTIONS = ("forward", "backward")
 
@@ -41,7 +40,6 @@ class Cost(NamedTuple):
     flops: float  # of the matrix products: two forward, five backward, seven deterministic
     exp2: float  # exponentials
     hbm_bytes: float  # every input that has work read once, every output written once
-    l2_bytes: float  # what tiles of 128 tokens load and, backward, add to dq; all of it by the L2
 
 
 class Ideal(NamedTuple):
@@ -86,17 +84,13 @@ def cost(
         repeats, products = 1, d + dv
         own = found.live_q * row_in + rows * (row_out + LSE_BYTES)
         hbm_bytes = own + found.live_k * both
-        l2_bytes = own + found.row_loads * both
     else:
         repeats = 2 if deterministic else 1
         products = (3 * d + 2 * dv) + (repeats - 1) * (d + dv)
         own = found.live_k * both + rows * row_in + keys * both
         hbm_bytes = own + found.live_q * (both + row_out + LSE_BYTES)
-        # By columns: q and dout with lse and delta; then dq is added in float32, or made by rows.
-        l2_bytes = own + found.col_loads * (both + 2 * LSE_BYTES)
-        l2_bytes += found.row_loads * both if deterministic else found.col_loads * 4 * d
     flops, exp2 = 2.0 * found.pairs * products, float(found.pairs * repeats)
-    return Cost(found.pairs, flops, exp2, float(hbm_bytes), float(l2_bytes))
+    return Cost(found.pairs, flops, exp2, float(hbm_bytes))
 
 
 def ideal(cost: Cost, ceilings: "Ceilings", dtype: str) -> Ideal:
@@ -120,8 +114,6 @@ class _Counts(NamedTuple):
     pairs: int
     live_q: int  # (batch, head, query) rows that attend to anything
     live_k: int  # (batch, kv head, key) rows that anything attends to
-    row_loads: int  # keys loaded, once for every tile of queries
-    col_loads: int  # queries loaded, once for every tile of keys
 
 
 def _check(shape: Shape, blocks: BlockMask | None, direction: str) -> None:
@@ -138,13 +130,10 @@ def _check(shape: Shape, blocks: BlockMask | None, direction: str) -> None:
 def _counts(shape: Shape, blocks: BlockMask | None) -> _Counts:
     every_q, every_k = shape.batch * shape.heads, shape.batch * shape.kv_heads
     if blocks is None:
-        q_tiles, k_tiles = (-(-n // TILE) for n in (shape.n_q, shape.n_k))
         return _Counts(
             pairs=every_q * shape.n_q * shape.n_k,
             live_q=every_q * shape.n_q,
             live_k=every_k * shape.n_k,
-            row_loads=every_q * q_tiles * shape.n_k,
-            col_loads=every_q * k_tiles * shape.n_q,
         )
     lists = blocks.csr()
     line = np.repeat(np.arange(len(lists.ptr) - 1), np.diff(lists.ptr))
@@ -159,8 +148,6 @@ def _counts(shape: Shape, blocks: BlockMask | None) -> _Counts:
         pairs=int((q_len[row] * k_len[col]).sum()) * repeats,
         live_q=int(q_len[lines].sum()) * repeats,
         live_k=_live_keys(shape, blocks, slices, col, k_len),
-        row_loads=_loads(slices, row, col, block_q, k_len, blocks.n_q) * repeats,
-        col_loads=_loads(slices, col, row, block_k, q_len, blocks.n_k) * repeats,
     )
 
 
@@ -178,26 +165,6 @@ def _live_keys(
     used = distinct((batch * shape.heads + head // group) * blocks.cols + col) % blocks.cols
     repeats = shape.batch // blocks.batch * (shape.kv_heads if blocks.heads == 1 else 1)
     return int(k_len[used].sum()) * repeats
-
-
-def _loads(
-    slices: np.ndarray, major: np.ndarray, minor: np.ndarray, block: int, minor_len: np.ndarray,
-    n_major: int,
-) -> int:  # fmt: skip
-    """Minor tokens that tiles of TILE major tokens load, each block once for a tile."""
-    if block % TILE == 0:  # a block is whole tiles, but for the one at the end
-        tokens = np.minimum(block, n_major - block * major)
-        return int((-(-tokens // TILE) * minor_len[minor]).sum())
-    # A tile that spans several blocks, or touches them in part, loads what any of them needs.
-    first, last = major * block // TILE, (np.minimum((major + 1) * block, n_major) - 1) // TILE
-    shape = int(slices.max(initial=0)) + 1, -(-n_major // TILE), len(minor_len)
-    keys = []
-    for step in range(int((last - first).max(initial=0)) + 1):
-        touched = first + step <= last
-        cells = slices[touched], first[touched] + step, minor[touched]
-        keys.append(np.ravel_multi_index(cells, shape))
-    used = distinct(np.concatenate(keys)) % len(minor_len)
-    return int(minor_len[used].sum())
 
 
 # ---- the rates that devices reach in practice

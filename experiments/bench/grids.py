@@ -101,11 +101,10 @@ def _on_a_gpu(grid: str, device: torch.device) -> None:
 def published(device: torch.device) -> list[Part]:
     """Return shapes that others publish speeds for, which need a GPU.
 
-    Two video models with a random tenth of the blocks for every head, in blocks of 64, 128 and 256
-    (cuDNN Frontend, FastVideo), and 64 blocks a row (FlashInfer). One long sequence with the masks
-    of cuDNN's flex attention. 64 query heads that share 8 key heads (MagiAttention). The most
-    memory, about 20 GiB, is that of 56 heads backward in cuDNN, which takes 11 GiB beside the
-    inputs.
+    Two video models with a random tenth of the blocks for every head, in blocks of 64, 128 and 256,
+    and 64 blocks a row (cuDNN Frontend). One long sequence with the masks of its flex attention. 64
+    query heads that share 8 key heads (MagiAttention). The most memory, about 20 GiB, is that of 56
+    heads backward in cuDNN, which takes 11 GiB beside the inputs.
     """
     _on_a_gpu("published", device)
 
@@ -115,7 +114,7 @@ def published(device: torch.device) -> list[Part]:
             DENSE, 1, heads, heads_k, n, n, 128, "bfloat16", 128, 128, layout=LAYOUTS[layout]
         )
 
-    blocks = ("hopper", *installed("fa4", "cudnn_blocks", "flashinfer", "vsa"))
+    blocks = ("hopper", *installed("fa4", "cudnn_blocks"))
     spans = ("hopper", *installed("fa4", "fa4_window", "fa4_varlen", "cudnn_flex"), "flex")
     parts = []
     for heads, n in ((40, 92160), (56, 91392)):

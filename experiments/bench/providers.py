@@ -9,7 +9,7 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,6 @@ import sparseflash
 from experiments.bench.cases import DENSE, Case
 from experiments.bench.peers.cudnn import CudnnBlocks, CudnnFlex
 from experiments.bench.peers.fa4 import FlashAttention4
-from experiments.bench.peers.flashinfer import FlashInfer
-from experiments.bench.peers.vsa import Vsa
 from experiments.bench.provider import DIRECTIONS, Attention, Provider
 from experiments.common.config import choose
 from experiments.common.devices import free_memory
@@ -102,9 +100,6 @@ class Flex(Provider):
 
     autotuned: bool = False
 
-    formulas: ClassVar[bool] = True  # whether a mask without partial blocks needs no bits
-    options: ClassVar[dict[str, Any]] = {}
-
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
         if device.type == "cpu" and direction == "backward":
             return "FlexAttention has no backward on a CPU"
@@ -123,30 +118,12 @@ class Flex(Provider):
         block_mask = None
         if case.blocks is not None:
             block_mask = interop.to_flex(case.blocks, device)
-            if self.formulas and not block_mask.kv_num_blocks.any():  # nothing to look up
+            if not block_mask.kv_num_blocks.any():  # nothing to look up
                 block_mask.mask_mod = noop_mask
             elif case.causal:
                 block_mask.mask_mod = lambda b, h, q, k: q >= k
-        options = {"enable_gqa": case.heads != case.kv_heads, **self.options}
-        return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, **options)
-
-
-class FlexFlash(Flex):
-    """FlexAttention on FlashAttention-4 in place of its Triton kernels."""
-
-    package, install = FlashAttention4.package, FlashAttention4.install
-    modules = FlashAttention4.modules
-    formulas = False  # it would take every block for full
-    options: ClassVar[dict[str, Any]] = {"kernel_options": {"BACKEND": "FLASH"}}
-
-    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
-        from torch.nn.attention import flex_attention
-
-        if "FLASH" not in get_args(getattr(flex_attention, "_Backend", None)):
-            return f"torch {torch.__version__} has no such backend"
-        if direction == "backward" and case.mask != DENSE and case.block_k % 128:
-            return f"its backward takes multiples of 128 as block_k, not {case.block_k}"
-        return PROVIDERS["fa4"].unsupported(case, device, direction)
+        options: Any = {"block_mask": block_mask, "enable_gqa": case.heads != case.kv_heads}
+        return lambda q, k, v: compiled(q, k, v, **options)
 
 
 # In the order of tables. Colours are Okabe and Ito's, which the colour-blind can tell apart.
@@ -166,8 +143,6 @@ PROVIDERS: dict[str, Provider] = {
     "fa4_varlen": FlashAttention4("FlashAttention-4, varlen", Style(SKY, ">", "--"), "varlen"),
     "cudnn_blocks": CudnnBlocks("cuDNN Frontend, blocks", Style(YELLOW, "<", "-.")),
     "cudnn_flex": CudnnFlex("cuDNN Frontend, intervals", Style(YELLOW, "d", "--")),
-    "flashinfer": FlashInfer("FlashInfer", Style(BLACK, "*", ":")),
-    "vsa": Vsa("FastVideo VSA", Style(BLACK, "1", "--")),
     "sdpa_cudnn": Sdpa("PyTorch's cuDNN", Style(PINK, "D", "-."), SDPBackend.CUDNN_ATTENTION),
     "sdpa_flash": Sdpa(
         "FlashAttention-2", Style(ORANGE, "v", (0, (5, 1, 1, 1, 1, 1))), SDPBackend.FLASH_ATTENTION
@@ -175,7 +150,6 @@ PROVIDERS: dict[str, Provider] = {
     "sdpa": Sdpa("PyTorch SDPA", Style(PINK, "D", "-.")),
     "flex": Flex("FlexAttention", Style(GREEN, "^", "--")),
     "flex_autotuned": Flex("FlexAttention, autotuned", Style(GREEN, "^", "--"), True),
-    "flex_flash": FlexFlash("FlexAttention on FlashAttention-4", Style(GREEN, "p", ":")),
 }
 
 

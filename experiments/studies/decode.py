@@ -67,9 +67,7 @@ DEFAULTS = {
     "cuda": Options(
         lengths=[2**i for i in range(12, 18)], n_q=[1, 4, 16], chosen=4096, heads=32, kv_heads=8,
         head_dim=128, dtype="bfloat16", seconds=0.04,
-        providers=[
-            "triton", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flashinfer"
-        ],
+        providers=["triton", "sdpa_flash", "sdpa_cudnn", "flashinfer"],
     ),
     "cpu": Options(
         lengths=[1024, 4096], n_q=[1, 16], chosen=512, heads=8, kv_heads=2, head_dim=64,
@@ -295,8 +293,6 @@ PROVIDERS: dict[str, Decoder] = {
     "sdpa": Sdpa("SDPA"),
     "sdpa_flash": Sdpa("FlashAttention-2", kernel=SDPBackend.FLASH_ATTENTION),
     "sdpa_cudnn": Sdpa("cuDNN", kernel=SDPBackend.CUDNN_ATTENTION),
-    "sdpa_efficient": Sdpa("SDPA, memory-efficient", kernel=SDPBackend.EFFICIENT_ATTENTION),
-    "sdpa_math": Sdpa("SDPA, math", kernel=SDPBackend.MATH),
     "flashinfer": FlashInfer("FlashInfer"),
 }
 

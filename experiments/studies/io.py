@@ -4,7 +4,10 @@ Every attention at the shape of GPT-2 medium, and ours against sparsity. On a GP
 counts the bytes where it may, in a process that runs this file. See docs/results/memory.md.
 """
 
+import csv
 import json
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,10 +17,10 @@ import torch
 
 from experiments.bench.cases import DENSE, DTYPES, Case
 from experiments.bench.cost import cost, flops, standard_accesses
-from experiments.bench.counters import READ, WRITTEN, counted, under_ncu
 from experiments.bench.gate import Gate
 from experiments.bench.providers import SparseFlash
 from experiments.bench.step import Step, draw
+from experiments.common.provenance import ROOT
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import methods, runner
@@ -28,7 +31,7 @@ KEY = "part method batch heads n head_dim dtype block".split()
 SOURCES = methods.SOURCES
 PARTS = ("shape", "sparsity")
 OURS = "flash"  # ours, under any mask
-BOTH = ("both", "forward")  # what is counted
+BYTES = ("dram__bytes_read.sum", "dram__bytes_write.sum")  # of Nsight Compute
 # Figure 2 (left) of FlashAttention: GPT-2 medium, forward and backward, A100: GFLOP, GB and ms
 FIGURE_2 = {"standard": (66.6, 40.3, 41.7), "FlashAttention": (75.2, 4.4, 7.3)}
 FIGURE_2_SHAPE = {"batch": 64, "heads": 16, "n": 1024, "head_dim": 64}
@@ -74,9 +77,11 @@ class Measured:
         case = self.case
         sizes = {n: getattr(case, n) for n in "batch heads head_dim dtype mask density".split()}
         what = {"part": self.part, "method": self.method, "n": case.n_q, "block": case.block_q}
-        both, forward = (traffic(self.method, case, direction) / 1e9 for direction in BOTH)
-        counts = {"gflop": work(self.method, case) / 1e9, "model_gb": both}
-        return sizes | what | counts | {"forward_model_gb": forward}
+        counts = {
+            "gflop": work(self.method, case) / 1e9,
+            "model_gb": traffic(self.method, case) / 1e9,
+        }
+        return sizes | what | counts
 
     def step(self, device: torch.device) -> Step:
         """Return forward and backward, ready to run."""
@@ -93,11 +98,6 @@ class Measured:
         case = self.case
         return Setting(self.method, case.batch, case.heads, case.n_q, case.head_dim, case.dtype)
 
-    @property
-    def directions(self) -> tuple[str, ...]:
-        """What is counted: both together, and at the paper's shape the forward alone."""
-        return BOTH if self.part == "shape" else BOTH[:1]
-
 
 def work(method: str, case: Case) -> float:
     """Return operations of the products: 12 N^2 d of standard attention, 14 N^2 d with S
@@ -108,17 +108,16 @@ def work(method: str, case: Case) -> float:
     return case.batch * case.heads * case.density * products
 
 
-def traffic(method: str, case: Case, direction: str) -> float:
-    """Return bytes of HBM traffic of `direction` (forward | both) by the model.
+def traffic(method: str, case: Case) -> float:
+    """Return bytes of HBM traffic of forward and backward by the model.
 
-    Standard attention reads and writes N x N matrices, eleven times in both. The others read each
-    input and write each output once a pass.
+    Standard attention reads and writes N x N matrices, eleven times. The others read each input
+    and write each output once a pass.
     """
     if METHODS[method].stores:
-        elements = standard_accesses(case.n_q, case.head_dim, direction)
+        elements = standard_accesses(case.n_q, case.head_dim, "both")
         return case.batch * case.heads * elements * case.shape.itemsize
-    passes = ("forward", "backward") if direction == "both" else (direction,)
-    return sum(cost(case.shape, case.blocks, d).hbm_bytes for d in passes)
+    return sum(cost(case.shape, case.blocks, d).hbm_bytes for d in ("forward", "backward"))
 
 
 def cases(run: Run) -> list[Measured]:
@@ -157,33 +156,55 @@ def opened(what: Measured, run: Run) -> Callable[[Row], dict[str, Any]]:
         error = step.error(Gate(what.case, *step.qkv))
         memory = {"saved_mib": step.saved_mib(), "peak_mib": step.peak_mib(run.device)}
         times = step.time("both", run.device, run.options.seconds)
-        on_gpu = run.device.type == "cuda"
-        counts = {d: counted_gb(what, d) for d in what.directions} if on_gpu else {}
-        moved = {"counted_gb": counts.get("both"), "forward_counted_gb": counts.get("forward")}
-        return {"error": error, **memory, **moved, **times}
+        moved = counted_gb(what) if run.device.type == "cuda" else None
+        return {"error": error, **memory, "counted_gb": moved, **times}
 
     return one
 
 
-def counted_gb(what: Measured, direction: str) -> float | None:
-    """Return HBM bytes of `direction` (forward | both) by hardware counters, in 1e9, from a process
-    of ncu; None where it has no counters.
+# ---- counters of the hardware
+
+
+def counted_gb(what: Measured) -> float | None:
+    """Return HBM bytes of forward and backward by hardware counters, in 1e9, from this file in a
+    process of ncu; None where there are no counters.
     """
-    task = {"direction": direction, **asdict(what)}
-    try:
-        kernels = under_ncu("experiments.studies.io", task, (READ, WRITTEN))
-    except ValueError as refusal:
-        print(f"no counters: {' '.join(str(refusal).split())[:160]}", flush=True)
+    ncu = shutil.which("ncu") or shutil.which("ncu", path="/usr/local/cuda/bin")
+    if not ncu:
+        print("no counters: no ncu on the PATH, install Nsight Compute", flush=True)
         return None
-    return sum(v.get(READ, 0.0) + v.get(WRITTEN, 0.0) for _, v in kernels) / 1e9
+    options = "--clock-control none --profile-from-start off --csv --print-units base".split()
+    command = [ncu, *options, "--metrics", ",".join(BYTES), sys.executable, "-m"]
+    command += ["experiments.studies.io", json.dumps(asdict(what))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode or (found := parsed(done.stdout)) is None:
+        said = " | ".join((done.stdout + done.stderr).strip().splitlines()[-3:])
+        print(f"no counters ({done.returncode}): {said}", flush=True)
+        return None
+    return found / 1e9
 
 
-def prepared(task: dict[str, Any]) -> Callable[[], object]:
-    """Return the call of a task of `counted_gb`."""
+def parsed(text: str) -> float | None:
+    """Return the sum of what `ncu --csv` printed, a line for each kernel and metric; None if it
+    printed none.
+    """
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    values = [line["Metric Value"].replace(",", "") for line in csv.DictReader(lines[start:])]
+    numbers = [float(value) for value in values if value.replace(".", "", 1).isdigit()]
+    return sum(numbers) if numbers else None
+
+
+def counted(task: dict[str, Any], device: str = "cuda") -> None:
+    """Make the call of a case once to compile it, and once for the profiler."""
     what = Measured(task["part"], task["method"], Case(**task["case"]))
-    step = what.step(torch.device("cuda"))
-    _ = step.dout
-    return step.call(task["direction"])
+    step = what.step(torch.device(device))
+    step.both()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    step.both()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
 
 
 def newest(frame: Any) -> dict[str, list[Found]]:
@@ -202,17 +223,15 @@ def tables(frame: Any) -> dict[str, str]:
 
 def _shape(rows: Sequence[Found]) -> list[list[str]]:
     """Return work, bytes and time of each method, and how many times as fast as the first."""
-    bytes_of = ["forward, model GB", "forward, counted GB", "model GB", "counted GB"]
-    lines = [["attention", "GFLOP", *bytes_of, "ms", "kept MiB", "faster than standard"]]
+    lines = [["attention", "GFLOP", "model GB", "counted GB", "ms", "faster than standard"]]
     base = next((r.ms_median for r in rows if r.method == "standard" and r.status == OK), None)
-    names = "gflop forward_model_gb forward_counted_gb model_gb counted_gb ms_median saved_mib"
     for row in rows:
-        texts = [short(row.get(name)) for name in names.split()]
+        texts = [short(row.get(x)) for x in ("gflop", "model_gb", "counted_gb", "ms_median")]
         if row.status != OK:
-            texts[5] = row.status.split(":")[0]
+            texts[3] = row.status.split(":")[0]
         lines.append([METHODS[row.method].label, *texts, _times(base, row)])
     for label, (gflop, gb, ms) in FIGURE_2.items():
-        texts = [f"{gflop:g}", *[MISSING] * 3, f"{gb:g}", f"{ms:g}", MISSING]
+        texts = [f"{gflop:g}", MISSING, f"{gb:g}", f"{ms:g}"]
         gain = f"{FIGURE_2['standard'][2] / ms:.2f}x"
         lines.append([f"{label}, published (A100)", *texts, gain])
     return lines
@@ -235,4 +254,4 @@ def _sparsity(rows: Sequence[Found]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    counted(prepared(json.loads(sys.argv[1])))
+    counted(json.loads(sys.argv[1]))

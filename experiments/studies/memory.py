@@ -7,7 +7,7 @@ A context too long for the memory gets a row that says so. See docs/results/memo
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from matplotlib import pyplot as plt
@@ -37,9 +37,7 @@ NAMES = {
     ("ours", "layers"): ("ours, checkpointed", f.Style("#0072B2", "D", "--")),
     ("ours", "selective"): ("ours, out and LSE kept", f.Style("#009E73", "^", "-.")),
 }
-# Activation memory of a 7B model at 4096 tokens, as lectures give it, in GB.
-SEVEN_B = Sizes(batch=1, n=4096, dim=4096, hidden=11008, heads=32)
-LAYERS = 32
+LAYERS = 32  # of a 7B model
 
 
 @dataclass(kw_only=True)
@@ -201,7 +199,7 @@ def _kinds(rows: list[Found]) -> dict[tuple[str, str], list[Found]]:
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return stacks, which are measured, and published, by formulas."""
+    """Return the table of the stacks."""
     sizes = ["peak MiB", "a layer", "by the formula", f"{LAYERS} layers, GB", "ms"]
     lines = [["stack", "tokens", *sizes]]
     for kind, rows in _kinds(newest(frame)).items():
@@ -211,48 +209,7 @@ def tables(frame: Any) -> dict[str, str]:
             if row.status != OK:
                 texts[0] = row.status.split(":")[0]
             lines.append([f"{NAMES[kind][0]} ({row.layers} layers)", f"{row.n:,}", *texts])
-    return {"stacks": markdown(lines), "published": _published()}
-
-
-class Reading(NamedTuple):
-    """A configuration whose formula gives a published number, and what it has to assume."""
-
-    published_gb: float
-    configuration: str
-    assumption: str
-    formula_gb: float
-
-
-def readings(sizes: Sizes = SEVEN_B, layers: int = LAYERS) -> list[Reading]:
-    """Return the published numbers beside the nearest formulas, in 1e9 bytes.
-
-    Their statement names the model and the length, not what is counted: these are readings.
-    """
-    unit, hidden, scores = sizes.tokens_bytes, sizes.hidden_bytes, sizes.score_bytes
-    # The layer at work is that of `layer_bytes`, without the matrix or the LSE.
-    linear = sizes.layer_bytes("ours") - sizes.lse_bytes
-    gradients = 2 * unit + 3 * hidden  # of x and out, and of gate, up and their product
-    ours, kept = "FlashAttention", layers * unit + linear + gradients
-    made = [
-        (68.0, "standard", "only scores and probabilities, bf16, of all layers",
-         layers * 2 * scores),
-        (11.0, ours, "per layer x, q, k, v, out, gate and up; norms are repeated",
-         layers * (5 * unit + 2 * hidden + sizes.lse_bytes)),
-        (6.2, "standard, checkpointed",
-         "the inputs of all layers; one layer with S, P, dP and dS and its gradients",
-         kept + 4 * scores),
-        (2.1, f"{ours}, checkpointed", "the inputs of all layers; one layer with its gradients",
-         kept + sizes.lse_bytes),
-    ]  # fmt: skip
-    return [Reading(gb, name, why, total / 1e9) for gb, name, why, total in made]
-
-
-def _published() -> str:
-    lines = [["published GB", "formula GB", "ratio", "configuration", "what has to be assumed"]]
-    for r in readings():
-        numbers = f"{r.formula_gb:.2f}", f"{r.formula_gb / r.published_gb:.2f}"
-        lines.append([f"{r.published_gb:g}", *numbers, r.configuration, r.assumption])
-    return markdown(lines, left=(3, 4))
+    return {"stacks": markdown(lines)}
 
 
 def figures(frame: Any) -> dict[str, Figure]:

@@ -1,7 +1,4 @@
-"""Tile shapes of the Triton kernels: a table, measured offline, so that no call pays for tuning.
-
-`python -m experiments.tools.tune` measures the candidates of a row again.
-"""
+"""Tile shapes of the Triton kernels: a table, measured offline, so that no call pays for tuning."""
 
 from typing import Literal, NamedTuple
 

@@ -9,7 +9,7 @@ import torch
 
 from experiments.bench import provider
 from experiments.bench.cases import CAUSAL, DENSE, Case
-from experiments.bench.peers import cudnn, fa4, vsa
+from experiments.bench.peers import cudnn, fa4
 from experiments.bench.peers.fa4_lists import BlockSparseTensors
 from experiments.bench.providers import find
 from tests.experiments.bench.bench_cases import CASE, CPU
@@ -19,15 +19,12 @@ OWN = "block_diagonal(64)"  # so that no row or column is empty
 BLOCKS = Case(f"random_blocks(0.5, block=64) | {OWN}", 1, 4, 4, 256, 256, 128, "bfloat16", 64, 64)
 WIDE = {"block_q": 128, "block_k": 128}
 HOLE = {"mask": f"{OWN} & ~global_rows(64)"}  # no block in the first row
-COUNT = "random_blocks(count={}, block=64)"
 TAKEN = {
     "cudnn_blocks": [HOLE, WIDE | {"n_q": 250, "mask": "random_blocks(0.5)"}],
     "cudnn_flex": [
         HOLE, {"mask": DENSE, "block_q": 0, "block_k": 0}, {"head_dim": 192, "v_dim": 128},
         {"mask": "causal()", "head_dim": 72, "v_dim": 8, "kv_heads": 2, "n_q": 250},
     ],
-    "flashinfer": [{"mask": COUNT.format(64), "n_k": 8192}],
-    "vsa": [{"head_dim": 64}],
 }  # fmt: skip
 REFUSED = {  # backward
     "cudnn_blocks": [
@@ -37,15 +34,6 @@ REFUSED = {  # backward
     "cudnn_flex": [
         {"head_dim": 160}, {"head_dim": 12}, {"dtype": "float32"},
         {"mask": "random_blocks(0.5, block=2)"},
-    ],
-    "flashinfer": [
-        {"dtype": "float16"}, {"head_dim": 64}, {"kv_heads": 2}, {"batch": 2},
-        {"layout": "token_major"}, WIDE, {"n_k": 200}, HOLE,
-        {"mask": COUNT.format(65), "n_k": 8192},
-    ],
-    "vsa": [
-        {"dtype": "float16"}, {"head_dim": 96}, {"kv_heads": 2}, {"layout": "token_major"}, WIDE,
-        {"n_k": 512}, HOLE, {"mask": "global_rows(64)"},
     ],
 }  # fmt: skip
 
@@ -81,11 +69,10 @@ def test_lists_name_the_blocks_of_the_mask(changes):
     assert sizes.sum() == case.n_k and ("block_sizes" in lists) == ("n_k" in changes)
     listed = lists["q2k_block_index"]
     number = lists.get("q2k_block_nums", torch.full(listed.shape[:3], listed.shape[3]))
-    for index, counts in ((listed, number), vsa.lists_of(kept)):
-        assert index.is_contiguous() and torch.equal(counts, kept.sum(-1))
-        for place in np.ndindex(*counts.shape):
-            wanted = kept[place].nonzero().ravel().int()
-            assert torch.equal(index[place][: counts[place]], wanted)
+    assert listed.is_contiguous() and torch.equal(number, kept.sum(-1))
+    for place in np.ndindex(*number.shape):
+        wanted = kept[place].nonzero().ravel().int()
+        assert torch.equal(listed[place][: number[place]], wanted)
 
 
 MASKS = [

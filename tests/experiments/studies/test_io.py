@@ -1,9 +1,9 @@
 """FLOPs, bytes and time: the model's counts, the counters, the rows and tables."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-import torch
 
 from experiments.bench.cases import DENSE, Case
 from experiments.bench.gate import Gate
@@ -25,26 +25,25 @@ def test_counts_at_the_shape_of_the_paper():
     pairs = 64 * 16 * 1024**2
     assert work("standard", paper()) == 12 * pairs * 64
     assert work("flash", paper()) == 14 * pairs * 64
-    assert traffic("standard", paper(), "both") == 2 * (11 * pairs + 12 * 64 * 16 * 1024 * 64)
+    assert traffic("standard", paper()) == 2 * (11 * pairs + 12 * 64 * 16 * 1024 * 64)
     # The published bytes of standard attention have dropout's passes as well, ours their re-reads.
     for method, (_, gb, _) in zip(("standard", "flash"), FIGURE_2.values(), strict=True):
-        assert 0.3 < traffic(method, paper(), "both") / 1e9 / gb < 1
-    assert traffic("standard", paper("float32"), "both") == 2 * traffic("standard", paper(), "both")
+        assert 0.3 < traffic(method, paper()) / 1e9 / gb < 1
+    assert traffic("standard", paper("float32")) == 2 * traffic("standard", paper())
     tensors, lse = 4 * 64 * 16 * 1024 * 64 * 2, 64 * 16 * 1024 * 4
-    assert traffic("flash", paper(), "forward") == tensors + lse
+    assert traffic("flash", paper()) == 3 * tensors + 2 * lse  # and out, dout and three gradients
     row = Measured("shape", "flash", paper()).row()
-    counts = [work("flash", paper()), *(traffic("flash", paper(), d) for d in ("both", "forward"))]
-    found = row["gflop"], row["model_gb"], row["forward_model_gb"]
-    assert found == tuple(x / 1e9 for x in counts)
+    assert row["gflop"] == work("flash", paper()) / 1e9
+    assert row["model_gb"] == traffic("flash", paper()) / 1e9
 
 
 def test_a_mask_saves_work_in_proportion():
     sparse = replace(paper(), mask="random_blocks(0.25, block=64)", block_q=64, block_k=64)
     assert work("flash", sparse) == pytest.approx(work("flash", paper()) / 4)
     few = Case("random_blocks(0.1, block=64)", 1, 1, 1, 256, 256, 16, "float32", 64, 64)
-    unread = 2 * 128 * 16 * 4  # k and v of two of the four columns, which no row has
+    unread = 2 * 2 * 128 * 16 * 4  # k and v, in both passes, of two columns that no row has
     dense = replace(few, mask=DENSE, block_q=0, block_k=0)
-    assert traffic("flash", dense, "forward") - traffic("flash", few, "forward") == unread
+    assert traffic("flash", dense) - traffic("flash", few) == unread
 
 
 def test_longer_sequences_have_as_many_tokens(study):
@@ -64,7 +63,7 @@ def test_rows_and_tables(measured):
     other = rows[0] | {"dtype": "float16", "ms_median": 7770.0}
     made = io.tables(frame([other, *rows]))
     assert made.keys() == {"shape", "sparsity"} and "7,770" not in str(made)
-    assert "published (A100) | 66.6 | – | – | – | 40.3" in made["shape"]
+    assert "published (A100) | 66.6 | – | 40.3" in made["shape"]
     assert "| no mask |" in made["sparsity"] and "faster than dense | ideal" in made["sparsity"]
 
 
@@ -76,22 +75,29 @@ def test_a_wrong_result_has_no_time(study, one, monkeypatch):
 
 
 def test_counters_are_summed_or_say_why_there_are_none(study, monkeypatch, capsys):
-    run = study("io", *SMALL, "parts=[shape]")
-    what = run.study.cases(run)[0]
-    kernels = [("a", {io.READ: 2e9, io.WRITTEN: 1e9}), ("b", {io.READ: 5e8})]
-    monkeypatch.setattr(io, "under_ncu", lambda module, task, names: kernels)
-    assert io.counted_gb(what, "both") == 3.5
-
-    def fails(module, task, names):
-        raise ValueError("no ncu on the PATH")
-
-    monkeypatch.setattr(io, "under_ncu", fails)
-    assert io.counted_gb(what, "both") is None and "no ncu" in capsys.readouterr().out
+    what = (run := study("io", *SMALL, "parts=[shape]")).study.cases(run)[0]
+    printed = """==PROF== Connected to process 1
+"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","attend","dram__bytes_read.sum","byte","2,000,000,000"
+"0","attend","dram__bytes_write.sum","byte","1000000000"
+"1","merge","dram__bytes_read.sum","byte","500000000"
+"1","merge","dram__bytes_write.sum","byte","n/a"
+"""
+    monkeypatch.setattr(io.shutil, "which", lambda *_, **__: "ncu")
+    for text, code, found in ((printed, 0, 3.5), (printed, 1, None), ("==ERROR==", 0, None)):
+        done = SimpleNamespace(returncode=code, stdout=text, stderr="")
+        monkeypatch.setattr(io.subprocess, "run", lambda *_, done=done, **__: done)
+        assert io.counted_gb(what) == found
+        assert ("no counters" in capsys.readouterr().out) == (found is None)
 
 
 def test_the_call_that_is_counted_is_that_which_is_timed(monkeypatch):
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(io.torch, "device", lambda name: cpu)
+    said = []
+    for name in ("synchronize", "profiler.start", "profiler.stop"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda name=name: said.append(name))
+    both = io.Step.both
+    monkeypatch.setattr(io.Step, "both", lambda step: said.append("both") or both(step))
     case = Case(DENSE, 1, 1, 1, 64, 64, 16, "float32", 0, 0)
-    task = {"part": "shape", "method": "standard", "case": vars(case), "direction": "both"}
-    assert len(io.prepared(task)()) == 3
+    io.counted({"part": "shape", "method": "standard", "case": vars(case)}, "cpu")
+    end = ["both", "synchronize", "profiler.stop"]
+    assert said == ["both", "synchronize", "profiler.start", *end]

@@ -144,8 +144,6 @@ def test_rows_tables_and_figure(measured):
         )
     made = memory.tables(frame(rows))
     assert made["stacks"].count("\n") == 11
-    for reading in memory.readings():  # the published numbers follow from the formulas
-        assert reading.formula_gb == pytest.approx(reading.published_gb, rel=0.05), reading
     other = rows[0] | {"batch": 7, "peak_mib": 777.0}
     assert "777" not in str(memory.tables(frame([other, *rows])))
     assert len(memory.figures(frame(rows))) == 1
