@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # Forks have all modules already. Those of this process could not differentiate, once it has used
 # autograd's threads, so a server without any makes them; with a GPU it cannot.
 METHOD = "spawn" if torch.cuda.is_available() else "forkserver"
-mp.get_context("forkserver").set_forkserver_preload(["torch.distributed", "sparseflash"])
+# What ranks import takes seconds, in each of them anew.
+IMPORTED = "sparseflash", "torch._dynamo.testing", "torch.distributed.tensor.parallel", "pytest"
+RUNS = "experiments.lm.run", "experiments.lra.run"
+mp.get_context("forkserver").set_forkserver_preload([*IMPORTED, *RUNS])
 
 
 def on_ranks(world: int, body: Callable[..., None], *arguments: Any, group: bool = True) -> None:
