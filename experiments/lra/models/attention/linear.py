@@ -59,7 +59,7 @@ def _elu_plus_1(x: Tensor) -> Tensor:
     return F.relu(x) + x.clamp(max=0).exp()
 
 
-KERNELS = {"softmax": 1e-4, "relu": 1e-3}  # and what is added to their features
+KERNELS = {"softmax": 1e-6, "relu": 1e-3}  # and what is added to their features, as by google
 
 
 @register("performer", label="Performer", style=("#E69F00", "P", "-."))
@@ -74,7 +74,7 @@ class Performer(Attention):
     features: how many random ones; None: a 32nd of the length, at most 128.
     scale: of q k in the softmax; None: 1 / sqrt(D). The Nystromformer port has 1 / D, with 256
         features: smaller scores are estimated better.
-    eps: added to every feature; None: 1e-4, of relu 1e-3.
+    eps: added to every feature, the largest of which is 1; None: 1e-6, of relu 1e-3.
     """
 
     projection: Tensor | None
@@ -105,25 +105,25 @@ class Performer(Attention):
             fq, fk = (F.relu(x) + self.eps for x in (q, k))
             return linear_attention(fq, fk, v, lengths)
         eq, ek = (self._exponents(x, self.projection) for x in (q, k))
+        # One factor for all keys cancels, and so does one for each query: the largest feature is 1,
+        # whatever the lengths of q and k are.
         top = ek.detach().amax(-1, keepdim=True)
-        if lengths is not None:  # what exceeds the top of the real tokens might overflow
-            padding = ~real_tokens(lengths, k.shape[2])[:, None, :, None]
-            top = torch.where(padding, top, top.masked_fill(padding, -torch.inf).amax(2, True))
-        else:
+        if lengths is None:
             top = top.amax(2, keepdim=True)
-        fq = self._features(eq, q, eq.detach().amax(-1, keepdim=True))
-        return linear_attention(fq, self._features(ek, k, top), v, lengths)
+        else:  # what exceeds the top of the real tokens might overflow
+            real = real_tokens(lengths, k.shape[2])[:, None, :, None]
+            top = torch.where(real, top.masked_fill(~real, -torch.inf).amax(2, True), top)
+        fq = self._features(eq, eq.detach().amax(-1, keepdim=True))
+        fk = self._features(ek, top)
+        return linear_attention(fq.to(q.dtype), fk.to(k.dtype), v, lengths)
 
     def _exponents(self, x: Tensor, projection: Tensor) -> Tensor:
-        """w x sqrt(scale) for every random w: (B, H, N, features)."""
+        """w y - |y|^2 / 2 for y = x sqrt(scale) and every random w: (B, H, N, features)."""
         x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.scale**0.5
-        return x @ projection.to(x.dtype).T
+        return (x @ projection.to(x.dtype).T).sub_(x.square().sum(-1, keepdim=True) / 2)
 
-    def _features(self, exponents: Tensor, x: Tensor, top: Tensor) -> Tensor:
-        """exp(exponents - scale |x|^2 / 2 - top) + eps; constant factors cancel."""
-        square = x.to(exponents.dtype).square().sum(-1, keepdim=True)
-        exponents.sub_(square * (0.5 * self.scale) + top)
-        return exponents.exp().add(self.eps).to(x.dtype)
+    def _features(self, exponents: Tensor, top: Tensor) -> Tensor:
+        return exponents.sub_(top).exp().add(self.eps)
 
 
 def orthogonal_features(count: int, dim: int) -> Tensor:

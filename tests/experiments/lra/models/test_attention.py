@@ -101,9 +101,8 @@ def performer_oracle(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if attention.kernel == "relu":
             return x.clamp(min=0) + 1e-3
         x = x * attention.scale**0.5
-        exponents = x @ attention.projection.T
-        top = exponents.detach().amax(axes, keepdim=True)
-        return (exponents - x.square().sum(-1, keepdim=True) / 2 - top).exp() + attention.eps
+        exponents = x @ attention.projection.T - x.square().sum(-1, keepdim=True) / 2
+        return (exponents - exponents.detach().amax(axes, keepdim=True)).exp() + 1e-6
 
     weights = features(q, (-1,)) @ features(k, (-1, -2)).mT
     return weights @ v / weights.sum(-1, keepdim=True)
@@ -267,6 +266,19 @@ def test_performer_estimates_softmax_attention():
     rows = attention.projection[:D]
     products = rows @ rows.T
     assert (products - products.diag().diag()).abs().max() < 1e-4  # orthogonal
+
+
+@pytest.mark.parametrize("std", [1.5, 2.0, 5.0])
+def test_performer_learns_from_large_queries_and_keys(std):
+    """Its weights do not become equal: gradients are of the size of those of softmax attention."""
+    q, k, v = (scale * x for scale, x in zip((std, std, 1), inputs("performer"), strict=True))
+    found = []
+    for name in ("performer", "standard"):
+        leaves = [x.clone().requires_grad_() for x in (q, k)]
+        loss = make(name)(*leaves, v, LENGTHS).square().sum()
+        found.append([x.norm() for x in torch.autograd.grad(loss, leaves)])
+    for ours, exact in zip(*found, strict=True):
+        assert 0.1 * exact < ours < 10 * exact
 
 
 def test_sizes_go_by_the_length():
