@@ -16,16 +16,20 @@ from sparseflash.attention import attention, explain, plan
 from sparseflash.cache import clear_cache
 from sparseflash.decoding.call import decode
 from sparseflash.layers import BlockSparseAttention, Rotary
+from sparseflash.score import Bound, Score, score
 from sparseflash.terms import Terms
 
 __all__ = [
     "BlockSparseAttention",
+    "Bound",
     "Rotary",
+    "Score",
     "Terms",
     "attention",
     "clear_cache",
     "decode",
     "explain",
     "plan",
+    "score",
     "select",
 ]

@@ -33,6 +33,7 @@ from sparseflash.request import (
     wants_grad,
 )
 from sparseflash.schedule.blocks import Schedule, schedule_for
+from sparseflash.score.function import Bound, Score
 from sparseflash.shards import is_sharded, on_shards
 from sparseflash.terms import Terms, term_tensors
 
@@ -47,6 +48,7 @@ class Keywords(TypedDict, total=False):
     starts: Lengths | None
     scale: float | None
     terms: Terms | None
+    score: Score | Bound | None
     dropout_p: float
     seed: int | Tensor | None
     deterministic: bool
@@ -90,6 +92,7 @@ def attention(
     starts: Lengths | None = None,
     scale: float | None = None,
     terms: Terms | None = None,
+    score: Score | Bound | None = None,
     return_lse: bool = False,
     return_max_scores: bool = False,
     dropout_p: float = 0.0,
@@ -122,6 +125,7 @@ def attention(
             their LSE -inf. The mask counts tokens from 0, not from the start.
         scale: of the scores; D ** -0.5 by default.
         terms: what the softmax has beside scale q k^T, such as attention sinks; see `Terms`.
+        score: a function that changes the scores, with its tensors; see `sparseflash.score`.
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
             float32, or float64 like q, differentiable.
         return_max_scores: also return the largest logit of each query's allowed keys, of the shape
@@ -147,14 +151,15 @@ def attention(
         refuse_unknown("attention", unknown)
     options = options_of(
         scale, dropout_p, deterministic, backend, terms,
-        max_scores=return_max_scores, return_lse=return_lse,
+        score=score, max_scores=return_max_scores, return_lse=return_lse,
     )  # fmt: skip
     special = isinstance(mask, Picks | ContextParallel)
     if special or lengths is not None or starts is not None or type(q) is not Tensor:
         call: dict[str, Any] = {
-            "scale": options.scale, "terms": terms, "dropout_p": dropout_p, "seed": seed,
-            "deterministic": options.deterministic, "backend": backend, "lengths": lengths,
-            "starts": starts, "return_lse": return_lse, "return_max_scores": return_max_scores,
+            "scale": options.scale, "terms": terms, "score": score, "dropout_p": dropout_p,
+            "seed": seed, "deterministic": options.deterministic, "backend": backend,
+            "lengths": lengths, "starts": starts, "return_lse": return_lse,
+            "return_max_scores": return_max_scores,
         }  # fmt: skip
         if type(q) is not Tensor and is_sharded(q):
             return on_shards(attention, q, k, v, mask, **call)
@@ -162,11 +167,13 @@ def attention(
             q, k, v = autocast(q, k, v)
             return _reduced(q, k, v, mask, call)
     q, k, v = autocast(q, k, v)
-    tensors = NO_TERMS if terms is None else term_tensors(terms, q, k, v)
-    direct = plain(q, k, v, *filter(torch.is_tensor, tensors))
+    tensors = NO_TERMS
+    if terms is not None or score is not None:
+        tensors = term_tensors(terms, q, k, v, score)
+    direct = plain(q, k, v, *filter(torch.is_tensor, tensors.flat))
     plan, schedule = None, None
     if direct:
-        plan = known_plan(q, k, v, mask, options, wants_grad(q, k, v, *tensors))
+        plan = known_plan(q, k, v, mask, options, wants_grad(q, k, v, *tensors.flat))
     if plan is None:
         request = request_of(q, k, v, mask, options, tensors)
         if not direct:
@@ -196,13 +203,10 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
     """
     if unknown := {name: x for name, x in call.items() if name not in Call.__annotations__}:
         refuse_unknown("explain", unknown)
-    terms, dropout_p, backend = (
-        call.get("terms"),
-        call.get("dropout_p", 0.0),
-        call.get("backend", "auto"),
-    )
+    terms, score = call.get("terms"), call.get("score")
+    dropout_p, backend = call.get("dropout_p", 0.0), call.get("backend", "auto")
     options = options_of(
-        call.get("scale"), dropout_p, call.get("deterministic", False), backend, terms,
+        call.get("scale"), dropout_p, call.get("deterministic", False), backend, terms, score=score,
         max_scores=call.get("return_max_scores", False), return_lse=call.get("return_lse", False),
     )  # fmt: skip
     q, k, v = autocast(q, k, v)
@@ -220,7 +224,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
     if lengths is not None or starts is not None:
         factor = options.scale or q.shape[-1] ** -0.5
         lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
-        padding = padding_for(terms, mask, q.shape[2], k.shape[2])
+        padding = padding_for(terms, score, mask, q.shape[2], k.shape[2])
         q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding, starts)
     request = request_of(q, k, v, mask, options, needs_grad=True)
     problem = request.problem()
@@ -228,8 +232,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
         schedule_for(request.mask, *extents_of(q, k), problem.device, kv_heads=k.shape[1])
     if dropout_p:
         seed_tensor(call.get("seed"), problem.device)
-    if terms is not None:
-        term_tensors(terms, q, k, v)
+    term_tensors(terms, q, k, v, score)
     for direction in DIRECTIONS:
         why_not = reasons(problem, direction)
         wanted = why_not if backend == "auto" else [backend]

@@ -18,6 +18,7 @@ class Options(NamedTuple):
     backend: str
     softcap: float = 0.0  # 0: none
     biased: bool = False  # whether the terms have slopes or a bias
+    score: str = ""  # the key of a score function; see `sparseflash.score.rule.rule_of`
     max_scores: bool = False  # whether the largest logit of each query is kept
 
 

@@ -44,9 +44,9 @@ REMEDIES = {  # what other functions call it: what to write here
     "enable_gqa": "leave it out: k and v may have fewer heads than q",
     "softmax_scale": "pass scale=",
     "dropout": "pass dropout_p=",
-    "softcap": "pass terms=sparseflash.Terms(softcap=...)",
-    "alibi_slopes": "pass terms=sparseflash.Terms(slopes=...)",
-    "score_mod": "pass terms=sparseflash.Terms(...)",
+    "softcap": "pass score=sparseflash.score_rules.softcap(cap)",
+    "alibi_slopes": "pass score=sparseflash.score_rules.alibi(slopes=...)",
+    "score_mod": "pass score=sparseflash.score(fn)",
     "return_softmax_lse": "pass return_lse=True",
     "embed_dim": "pass dim=",
     "num_heads": "pass heads=",
@@ -59,7 +59,8 @@ SAME = {
 }  # fmt: skip
 
 ABSENT = {
-    "decode": ("terms", "dropout_p"), "BlockSparseAttention": ("terms", "scale", "return_lse")
+    "decode": ("terms", "score", "dropout_p"),
+    "BlockSparseAttention": ("terms", "scale", "return_lse"),
 }  # fmt: skip
 
 
@@ -68,7 +69,8 @@ def refuse_unknown(function: str, given: dict[str, Any]) -> None:
     for name, value in given.items():
         shown = type(value).__name__ if isinstance(value, Tensor) else repr(value)
         text = f"{function}() has no argument {name}, which is {shown[:60]}"
-        how = REMEDIES.get(SAME.get(name, name), "pass terms=" if name == "terms" else None)
+        own = f"pass {name}=" if name in ("terms", "score") else None
+        how = REMEDIES.get(SAME.get(name, name), own)
         if how and any(f"pass {other}=" in how for other in ABSENT.get(function, ())):
             how = "take sparseflash.attention, which has it"
         raise TypeError(f"{text}: {how}" if how else f"{text}; see help(sparseflash.{function})")
@@ -81,6 +83,7 @@ def options_of(
     backend: Any,
     terms: Any = None,
     *,
+    score: Any = None,
     max_scores: Any = False,
     names: tuple[str, ...] = NAMES,
     **flags: Any,
@@ -94,7 +97,8 @@ def options_of(
     if scale is not None and type(scale) is not float:
         scale = float(scale)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    return Options(scale, dropout_p, deterministic, backend, *term_options(terms), max_scores)
+    of_scores = term_options(terms, score)
+    return Options(scale, dropout_p, deterministic, backend, *of_scores, max_scores)
 
 
 class Request(NamedTuple):
@@ -137,9 +141,9 @@ def request_of(
     check_tensors(q, k, v)
     compiling = torch.compiler.is_compiling()
     if not compiling:
-        check_transforms(q, k, v, *(t for t in terms if t is not None))
+        check_transforms(q, k, v, *(t for t in terms.flat if t is not None))
     if needs_grad is None:
-        needs_grad = wants_grad(q, k, v, *terms)
+        needs_grad = wants_grad(q, k, v, *terms.flat)
     q, k, v = contiguous(q, k, v)
     mask = unless_empty(mask, q, k)
     if compiling and isinstance(mask, np.ndarray | Tensor):

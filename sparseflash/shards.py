@@ -9,8 +9,9 @@ from torch import Tensor
 from masks import Mask
 from sparseflash.picks.picks import Picks
 from sparseflash.request import as_mask
+from sparseflash.score.rule import rule_of
 from sparseflash.select.base import Selector
-from sparseflash.terms import Terms
+from sparseflash.terms import Terms, bound
 
 
 def is_sharded(q: Any) -> bool:
@@ -34,13 +35,13 @@ def separable(mask: Any) -> tuple[bool, bool]:
 
 def on_shards(
     attend: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any, lengths: Any, starts: Any,
-    terms: Any, *, seed: Any, dropout_p: float, **options: Any,
+    terms: Any, score: Any, *, seed: Any, dropout_p: float, **options: Any,
 ) -> Any:  # fmt: skip
     """Return the results of `attend`, which is `sparseflash.attention`, as DTensors sharded like q.
 
     The mesh dimensions that shard the batch or the heads of q shard them in every input and result.
-    Along all others, and where the mask or dropout depends on the number of the entry or the head,
-    or the extent does not divide, the inputs are gathered and the ranks compute the same.
+    Along all others, and where the mask, the score or dropout depends on the number of the entry or
+    the head, or the extent does not divide, the inputs are gathered and the ranks compute the same.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -50,6 +51,10 @@ def on_shards(
             raise ValueError(f"q is a DTensor on {mesh}, {name} is not: distribute {name} as q is")
     mask = mask if isinstance(mask, Picks) else as_mask(mask)
     free = separable(mask) if not dropout_p else (False, False)
+    if score is not None:
+        score = bound(score)
+        numbers = rule_of(score.key()).symbols
+        free = free[0] and "b" not in numbers, free[1] and "h" not in numbers
     extents, shards = [q.shape[0], k.shape[1]], [Replicate()] * mesh.ndim
     for i, placement in enumerate(q.placements):
         dim = placement.dim if type(placement) is Shard else 2
@@ -57,14 +62,16 @@ def on_shards(
             extents[dim] //= mesh.size(i)
             shards[i] = placement
 
-    def share(t: Any, dim: int) -> Tensor:
-        """Return the part of a tensor (extent of dim `dim` of q, ...) that this rank needs."""
+    def share(t: Any, dim: int | None) -> Tensor:
+        """Return the part of a tensor (extent of dim `dim` of q, ...) that this rank needs, or all
+        of it.
+        """
         if not isinstance(t, DTensor):
             t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        places = [Shard(0) if s == Shard(dim) else Replicate() for s in shards]
-        # the ranks that share heads have a part of the gradient each
+        places = [Shard(0) if dim is not None and s == Shard(dim) else Replicate() for s in shards]
+        # the ranks that share the tensor have a part of the gradient each
         of_gradient = [
-            Partial() if s == Shard(1 - dim) else place
+            Partial() if s != Replicate() and place == Replicate() else place
             for s, place in zip(shards, places, strict=True)
         ]
         return t.redistribute(mesh, places).to_local(grad_placements=of_gradient)
@@ -76,11 +83,13 @@ def on_shards(
     if terms is not None:
         held = (share(t, 1) if isinstance(t, Tensor) else t for t in terms)
         terms = Terms._make(held)
+    if score is not None:
+        score = score._replace(tables=tuple(share(t, None) for t in score.tables))
     if dropout_p and not isinstance(seed, int):  # that of the first rank
         drawn = torch.randint(2**63 - 1, (1,), device=q.device) if seed is None else seed
         seed = DTensor.from_local(drawn, mesh, [Replicate()] * mesh.ndim, run_check=True).to_local()
     q, k, v = (t.redistribute(mesh, shards).to_local() for t in (q, k, v))
-    options |= {"lengths": lengths, "starts": starts, "terms": terms}
+    options |= {"lengths": lengths, "starts": starts, "terms": terms, "score": score}
     found = attend(q, k, v, mask, seed=seed, dropout_p=dropout_p, **options)
     made = [
         DTensor.from_local(t, mesh, shards, run_check=False)

@@ -1,13 +1,15 @@
 """Terms of the softmax beside scale q k^T: sinks, soft-capping, and biases by distance."""
 
 import math
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparseflash.backends.protocol import TermTensors
+from sparseflash.backends.protocol import NO_TERMS, TermTensors
 from sparseflash.checks import check_tensors, is_number
+from sparseflash.score.function import Bound, Score, check_fit
 
 
 class Terms(NamedTuple):
@@ -32,27 +34,54 @@ class Terms(NamedTuple):
     bias: Tensor | None = None
 
 
-def term_options(terms: Any) -> tuple[float, bool]:
-    """Return the last two of `Options`.
+def term_options(terms: Any, score: Any = None) -> tuple[float, bool, str]:
+    """Return softcap, biased and score of `Options`.
 
-    Raises ValueError if `terms` is not a `Terms`, or its softcap not a positive finite number.
+    Raises ValueError if `terms` is not a `Terms`, its softcap not a positive finite number, or
+    `score` no score function with its tensors.
     """
+    key = "" if score is None else bound(score).key()
     if terms is None:
-        return 0.0, False
+        return 0.0, False, key
     if not isinstance(terms, Terms):
         raise ValueError(f"terms is a {type(terms).__name__}; pass sparseflash.Terms(...) or None")
     cap = terms.softcap
     if cap is not None and (not is_number(cap) or not 0 < cap < math.inf):
         raise ValueError(f"terms.softcap is {cap!r}; pass a positive finite number or None")
-    return float(cap or 0.0), terms.slopes is not None or terms.bias is not None
+    given = [name for name in ("softcap", "slopes", "bias") if getattr(terms, name) is not None]
+    if key and given:
+        raise ValueError(
+            f"terms.{given[0]} beside score=; write it in the score, as sparseflash.score_rules do"
+        )
+    return float(cap or 0.0), terms.slopes is not None or terms.bias is not None, key
 
 
-def term_tensors(terms: Terms, q: Tensor, k: Tensor, v: Tensor) -> TermTensors:
-    """Return the terms of a call as its backends take them: float32, or float64 like q.
+def bound(score: Any) -> Bound:
+    """Return the score function with its tensors; ValueError for anything else."""
+    if isinstance(score, Score):
+        return score()
+    if not isinstance(score, Bound):
+        what = score.__qualname__ if isinstance(score, FunctionType) else type(score).__name__
+        raise ValueError(f"score is {what}; pass sparseflash.score(fn), called with its tensors")
+    return score
 
-    Raises ValueError for terms that do not fit q.
+
+def term_tensors(terms: Terms | None, q: Tensor, k: Tensor, v: Tensor, score: Any) -> TermTensors:
+    """Return the terms of a call as its backends take them: float32, or float64 like q; and the
+    tables of its score function, as they are.
+
+    Raises ValueError for terms and tables that do not fit q.
     """
     check_tensors(q, k, v)
+    found = NO_TERMS if terms is None else _of_terms(terms, q)
+    if score is None:
+        return found
+    score = bound(score)
+    check_fit(score.key(), score.tables, q, k, score.score.names)
+    return found._replace(tables=tuple(t.contiguous() for t in score.tables))
+
+
+def _of_terms(terms: Terms, q: Tensor) -> TermTensors:
     if terms.slopes is not None and getattr(terms.slopes, "requires_grad", False):
         raise ValueError("terms.slopes requires a gradient and has none; pass slopes.detach()")
     bias = terms.bias

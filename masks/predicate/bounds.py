@@ -22,6 +22,7 @@ from masks.predicate.expression import (
     Unsupported,
     constant,
     inputs,
+    walk,
 )
 from masks.runs import EMPTY, FULL, MIXED, Bools, Codes
 
@@ -235,6 +236,15 @@ RULES: dict[str, Callable[..., Any]] = {
     "not": lambda node, x: FULL - x,
 }
 RULES |= dict.fromkeys(COMPARISONS, _compare)
+
+
+def check_known(node: Expression) -> None:
+    """Raise Unsupported for operations and numbers that have no bounds."""
+    for part in walk(node):
+        if part.op not in RULES and part.op not in ("q", "k", "h", "b"):
+            raise Unsupported(f"np.{part.op} is not known here")
+        if part.op == "float" and not np.isfinite(part.data):
+            raise Unsupported(f"{part.data} is no number that fits")
 
 
 def check_size(node: Expression, symbols: dict[str, int]) -> None:

@@ -6,8 +6,9 @@ Integers are kept as sums of coefficients times atoms, so that `q - k` stays exa
 An operator takes expressions and constants, and raises `Unsupported` for what cannot be bounded.
 """
 
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import partial, reduce
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,6 +17,8 @@ INT, REAL, BOOL = "int", "real", "bool"
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 _INT64 = 1 << 63
 INDEXED = "an array is indexed: wrap it once, as in ids = masks.table(ids)"
+# what tensor[index] is for a torch tensor, () for the tensor itself
+read_tensor: ContextVar[Callable[[Any, Any], "Expression"]] = ContextVar("read_tensor")
 
 
 class Unsupported(Exception):
@@ -45,6 +48,25 @@ class Expression:
             raise Unsupported(f"np.{function.__name__} is not known here")
         return known(*args, **options)
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple = (), options: dict | None = None
+    ) -> "Expression":
+        name = function.__name__
+        if name == "__getitem__":
+            return _read(*args)
+        known = _named(name)
+        if known is None:
+            raise Unsupported(f"torch.{name} is not known here")
+        return known(*args, **(options or {}))
+
+    def __getattr__(self, name: str) -> Callable[..., "Expression"]:
+        """Return the method of a tensor, such as `abs`."""
+        known = None if name.startswith("_") else _named(name)
+        if known is None:
+            raise AttributeError(f"a symbol has no {name}")
+        return partial(known, self)
+
     def __bool__(self) -> NoReturn:
         raise Unsupported(
             "`and`, `or`, `not`, `if`, `a < b < c`, min() and max() need one truth value: write "
@@ -71,10 +93,33 @@ def lift(value: Any) -> Expression:
         return Expression("truth", BOOL, data=number)
     if isinstance(number, int) and -_INT64 <= number < _INT64:
         return whole(number, {})
-    if isinstance(number, float) and np.isfinite(number):
+    if isinstance(number, float) and not np.isnan(number):
         return Expression("float", REAL, data=float(number))
+    if hasattr(value, "__torch_function__"):
+        return _read(value, ())
     what = f"an array of shape {np.shape(value)}" if np.ndim(value) else repr(value)
     raise Unsupported(f"{what} is no number that fits: give integers, or masks.table(array)[q]")
+
+
+def _read(tensor: Any, index: Any) -> Expression:
+    read = read_tensor.get(None)
+    if read is None:
+        raise Unsupported(INDEXED)
+    return read(tensor, index)
+
+
+def walk(node: Expression) -> Iterator[Expression]:
+    """Yield every node once, operands first."""
+    seen: set[Expression] = set()
+
+    def visit(x: Expression) -> Iterator[Expression]:
+        if x not in seen:
+            seen.add(x)
+            for arg in x.args:
+                yield from visit(arg)
+            yield x
+
+    return visit(node)
 
 
 def constant(x: Expression) -> int | None:
@@ -145,7 +190,7 @@ def multiply(x: Any, y: Any) -> Expression:
 def power(x: Any, exponent: Any) -> Expression:
     if not isinstance(exponent, (int, np.integer)) or not 1 <= exponent <= 8:
         raise Unsupported(f"a power of {exponent!r}: exponents are the integers 1 to 8")
-    return reduce(multiply, _integers("a power", x) * int(exponent))
+    return reduce(multiply, [lift(x)] * int(exponent))
 
 
 def divide(x: Any, y: Any) -> Expression:
@@ -205,6 +250,14 @@ def square(x: Any) -> Expression:
 
 def sqrt(x: Any) -> Expression:
     return _real("sqrt", *_arithmetic(x)[1])
+
+
+def _smooth(op: str) -> Callable[[Any], Expression]:
+    return lambda x: _real(op, *_arithmetic(x)[1])
+
+
+def sigmoid(x: Any) -> Expression:
+    return add(multiply(UFUNCS["tanh"](multiply(x, 0.5)), 0.5), 0.5)
 
 
 def _rounded(op: str) -> Callable[[Any], Expression]:
@@ -346,4 +399,18 @@ UFUNCS: dict[str, Callable[..., Expression]] = {f.__name__: f for f in _NAMED} |
     "ceil": _rounded("ceil"),
 }
 UFUNCS |= zip(COMPARISONS, _COMPARISONS, strict=True)
+UFUNCS |= {op: _smooth(op) for op in ("tanh", "exp", "log")}  # which have no bounds
 FUNCTIONS: dict[str, Callable[..., Expression]] = {"where": where, "isin": isin, "clip": clip}
+_OF_TORCH = {
+    "abs": "absolute", "clamp": "clip", "mul": "multiply", "sub": "subtract", "div": "divide",
+    "true_divide": "divide", "pow": "power", "neg": "negative", "lt": "less", "le": "less_equal",
+    "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal",
+}  # fmt: skip
+
+
+def _named(name: str) -> Callable[..., Expression] | None:
+    """Return what torch's functions and methods do with expressions."""
+    if name == "sigmoid":
+        return sigmoid
+    name = _OF_TORCH.get(name, name)
+    return UFUNCS.get(name) or FUNCTIONS.get(name)

@@ -15,7 +15,7 @@ from masks.checks import argument_places, flag, integer
 from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf, aligned
 from masks.predicate.alike import BlockSignature, combine, moves_of, tables_of
-from masks.predicate.bounds import Bounds, check_size
+from masks.predicate.bounds import Bounds, check_known, check_size
 from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, atom, lift
 from masks.predicate.table import Table
 from masks.quadtree import Squares, classify
@@ -141,6 +141,7 @@ def _trace(fn: Callable[..., Any], places: tuple[str, ...]) -> Expression:
         raise Unsupported(INDEXED) from error
     if rule.kind != BOOL:
         raise Unsupported("the result is no truth value")
+    check_known(rule)
     return rule
 
 

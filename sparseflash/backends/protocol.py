@@ -1,5 +1,6 @@
 """What a backend is: a module with the names of `Backend`."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -25,11 +26,22 @@ class Walk(NamedTuple):
 
 
 class TermTensors(NamedTuple):
-    """Tensors of `sparseflash.Terms`, float32, or float64 like q."""
+    """Tensors of `sparseflash.Terms`, float32, or float64 like q, and of a score function."""
 
     sink: Tensor | None = None  # (H,)
     bias: Tensor | None = None  # (H, 2 radius + 1), by the distance of key and query
     slopes: Tensor | None = None  # (H,), without a gradient
+    tables: tuple[Tensor, ...] = ()  # of `Options.score`, contiguous, in their own dtypes
+
+    @property
+    def flat(self) -> tuple[Tensor | None, ...]:
+        """The three terms, then the tables."""
+        return *self[:3], *self.tables
+
+    @classmethod
+    def of(cls, flat: Sequence[Tensor | None]) -> "TermTensors":
+        """Return the terms of `flat`."""
+        return cls(*flat[:3], tables=tuple(flat[3:]))  # pyright: ignore[reportArgumentType]
 
 
 NO_TERMS = TermTensors()
@@ -70,6 +82,7 @@ class Gradients(NamedTuple):
     v: Tensor
     sink: Tensor | None = None
     bias: Tensor | None = None
+    tables: tuple[Tensor | None, ...] = ()  # None for those without a gradient
 
 
 class Forward(Protocol):

@@ -31,6 +31,8 @@ from sparseflash.backends.terms import (
 from sparseflash.dropout import keep_mask, keep_scale
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, unpack_bits
+from sparseflash.score.by_torch import Scored, as_tables, empty_totals
+from sparseflash.score.rule import rule_of
 
 name = "reference"
 MAX_SCORES = 2**31  # entries of the score matrix: 8 GiB in float32
@@ -64,6 +66,8 @@ class Forward(NamedTuple):
     ) -> Results:  # fmt: skip
         options = self.problem.options
         scores, _, v_wide = _scores(q, k, v, self.problem.scale)
+        if options.score:
+            scores = _scored(options.score, scores, terms.tables).logits()
         scores = _logits(capped(scores, options.softcap), walk.schedule, terms)
         lse = scores.logsumexp(-1)
         if terms.sink is not None:
@@ -82,10 +86,15 @@ class Backward(NamedTuple):
         q, k, v, out, lse, seed, terms = saved
         scale, softcap = self.problem.scale, self.problem.options.softcap
         scores, k_wide, v_wide = _scores(q, k, v, scale)
+        scored = None
+        if score := self.problem.options.score:
+            scored = _scored(score, scores, terms.tables)
+            scores = scored.logits()
         scores = capped(scores, softcap)
         dsink = sink_gradient(dout, dlse, saved)
         dout = dout.to(scores.dtype)
-        p = _probabilities(_logits(scores, walk.schedule, terms), lse)
+        logits = _logits(scores, walk.schedule, terms)
+        p = _probabilities(logits, lse)
         factor = _dropout_factor(p, self.problem.options.dropout_p, seed)
 
         # out = (p * factor) v and lse = logsumexp(scores), with p = softmax(scores):
@@ -103,6 +112,11 @@ class Backward(NamedTuple):
             dbias = torch.zeros_like(terms.bias)
             # unlike index_add_, this is the same from run to run on a GPU
             dbias.T.index_put_((column,), dscores.sum(0).flatten(1).T, accumulate=True)
+        dtables = ()
+        if scored is not None:
+            totals = empty_totals(scored.rule, terms.tables, scores.dtype)
+            dscores = scored.differentiate(dscores, logits == -math.inf, totals)
+            dtables = as_tables(totals, terms.tables)
         if softcap:
             dscores = dscores * cap_slope(scores, softcap)
         dq = dscores @ k_wide * scale
@@ -112,7 +126,7 @@ class Backward(NamedTuple):
         heads_kv = k.shape[1]
         dk, dv = (reduce(x, "b (h g) n d -> b h n d", "sum", h=heads_kv) for x in (dk, dv))
         dq, dk, dv = (torch.empty_like(x).copy_(dx) for x, dx in ((q, dq), (k, dk), (v, dv)))
-        return Gradients(dq, dk, dv, dsink, dbias)
+        return Gradients(dq, dk, dv, dsink, dbias, dtables)
 
 
 def dense_mask(schedule: Schedule) -> Tensor:
@@ -148,6 +162,15 @@ def _logits(scores: Tensor, schedule: Schedule | None, terms: TermTensors) -> Te
     if schedule is not None:
         scores = scores.masked_fill(~dense_mask(schedule), -math.inf)
     return scores
+
+
+def _scored(score: str, scores: Tensor, tables: tuple[Tensor, ...]) -> Scored:
+    """Return the scores (B, H, N_q, N_k) with their numbers."""
+    shape = scores.shape
+    b, h, q, k = (
+        torch.arange(n, device=scores.device).view(-1, *[1] * (3 - i)) for i, n in enumerate(shape)
+    )
+    return Scored(rule_of(score), tables, scores, *shape[2:], b=b, h=h, q=q, k=k)
 
 
 def _distances(scores: Tensor) -> Tensor:

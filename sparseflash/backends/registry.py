@@ -78,7 +78,8 @@ class NothingBackward(NamedTuple):
         bias = saved.terms.bias
         of_bias = None if bias is None else torch.zeros_like(bias)
         dq, dk, dv = (torch.zeros_like(t) for t in saved[:3])
-        return Gradients(dq, dk, dv, sink_gradient(dout, dlse, saved), of_bias)
+        of_tables = tuple(map(torch.zeros_like, saved.terms.tables))
+        return Gradients(dq, dk, dv, sink_gradient(dout, dlse, saved), of_bias, of_tables)
 
 
 def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,6 +47,8 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def unsupported(problem: Problem, direction: Direction) -> str | None:
     """Return the reason this backend cannot run the call, or None."""
+    if problem.options.score:
+        return "its kernels have no score functions yet; take backend='auto'"
     device = problem.device.type
     if device != "cuda" and not interpreted():
         return f"its kernels run on CUDA tensors (or under TRITON_INTERPRET=1), not on {device}"
@@ -107,7 +109,7 @@ class Forward:
             return (n_tiles * batch * heads,), args, cut.options(k_desc) | bounded
 
         given = terms.sink is not None, *_kinds(terms)
-        tensors = (q, k, v, out, lse, max_scores, seed, *terms)
+        tensors = (q, k, v, out, lse, max_scores, seed, *terms.flat)
         self.launch(tensors, arguments, lists, layout=given)
         return Results(out, lse, max_scores)
 

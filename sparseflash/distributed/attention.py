@@ -43,9 +43,9 @@ def _options(
     bias: Any, slopes: Any, scale: Any, softcap: float, deterministic: bool, backend: str
 ) -> tuple[Any, ...]:
     """Return what follows the mask in a call of our operators; without seed and sink."""
-    tensors = None, None, None, None, bias, slopes
+    tensors = None, None, None, None, bias, slopes, None
     biased = bias is not None or slopes is not None
-    return (*tensors, scale, 0.0, deterministic, backend, softcap, biased, False)
+    return (*tensors, scale, 0.0, deterministic, backend, softcap, biased, "", False)
 
 
 def _part(

@@ -265,11 +265,17 @@ class ContextParallel:
         return self._attend(*inputs, **options)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, terms: Any, attend: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, terms: Any, score: Any,
+        attend: Any,
         lengths: Any, starts: Any, dropout_p: float, seed: int | Tensor | None,
         return_lse: bool, return_max_scores: bool, deterministic: bool, backend: str,
     ) -> Any:  # fmt: skip
         self.check(q, k, v)
+        if score is not None:
+            raise ValueError(
+                "score is given, which attention over several ranks does not support: take"
+                " terms=sparseflash.Terms(...), or one rank"
+            )
         term_options(terms)  # raises where it is something else
         terms = Terms() if terms is None else terms
         self.refuse({"dropout_p": dropout_p, "return_max_scores": return_max_scores})
@@ -291,8 +297,8 @@ class ContextParallel:
         if terms.slopes is not None or terms.bias is not None:
             plan = plan.by_distance()
         call = scale, float(terms.softcap or 0.0), deterministic, backend
-        tensors = term_tensors(terms, q, k, v)
-        out, lse, *_ = torch.ops.sparseflash.context_forward(q, k, v, *tensors, plan.key, *call)
+        tensors = term_tensors(terms, q, k, v, None)
+        out, lse, *_ = torch.ops.sparseflash.context_forward(q, k, v, *tensors[:3], plan.key, *call)
         if ends is not None:  # the LSE of padding is -inf, beside a sink as well
             real = real_tokens(ends, self.n, starts)[:, self.positions(q.device)]
             lse = lse.masked_fill(~real[:, None], -torch.inf)

@@ -61,7 +61,7 @@ def attend_within(
     call["scale"] = q.shape[-1] ** -0.5 if given is None else given
     return_lse = call.pop("return_lse", False)
     n_q, n_k = q.shape[2], k.shape[2]
-    padding = padding_for(call.get("terms"), mask, n_q, n_k, padding)
+    padding = padding_for(call.get("terms"), call.get("score"), mask, n_q, n_k, padding)
     q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, call["scale"], padding, starts)
     out, lse, *scores = attend(q, k, v, mask, return_lse=True, **call)
     nothing = lse <= lowest  # the query sees no key
@@ -96,18 +96,20 @@ def keep_within(
     return *hide_padding(q, k, v, lengths, scale, starts), mask, HIDDEN / 2
 
 
-def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto") -> str:
-    """Return the padding for these terms: softcap, slopes and bias change the score of a hidden
-    key.
+def padding_for(
+    terms: Any, score: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto"
+) -> str:
+    """Return the padding for these terms: softcap, slopes, bias and a score function change the
+    score of a hidden key.
 
     Raises ValueError where such terms meet a mask or extents that cannot skip.
     """
-    if not any(term_options(terms)):
+    if not any(term_options(terms, score)):
         return padding
     if not skippable(mask, n_q, n_k):
         raise ValueError(
-            f"lengths with terms.softcap, slopes or bias take None or a Mask, the same for every"
-            f" batch entry, and N_q = N_k, a multiple of {BLOCK}; got a mask of type"
+            "lengths with a score, or terms.softcap, slopes or bias, take None or a Mask, the same"
+            f" for every batch entry, and N_q = N_k, a multiple of {BLOCK}; got a mask of type"
             f" {type(mask).__name__} and batch {getattr(mask, 'batch', None)}, N_q {n_q},"
             f" N_k {n_k}: pad to that, or pass an array as mask that has the lengths"
         )

@@ -21,13 +21,14 @@ from sparseflash.plan import Plan, plan_for
 from sparseflash.problem import Options, describe, key_of
 from sparseflash.request import Request, extents_of
 from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
+from sparseflash.score.rule import rule_of
 
 # mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention.
-# Without a schedule both are None: AOTInductor cannot pass an empty list of tensors.
+# Without a schedule both are None, and so are tables: AOTInductor cannot pass an empty list.
 CALL = (
     "str mask, Tensor[]? schedule, SymInt[]? numbers, Tensor? seed, Tensor? sink, Tensor? bias,"
-    " Tensor? slopes, float? scale, float dropout_p, bool deterministic, str backend,"
-    " float softcap, bool biased, bool max_scores"
+    " Tensor? slopes, Tensor[]? tables, float? scale, float dropout_p, bool deterministic,"
+    " str backend, float softcap, bool biased, str score, bool max_scores"
 )
 torch.library.define(
     "sparseflash::forward",
@@ -38,7 +39,8 @@ torch.library.define(
 torch.library.define(
     "sparseflash::backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    f" {CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
+    # those of a table that needs none are empty
+    f" {CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias, Tensor[] dtables)",
 )
 N_TERMS = len(TermTensors._fields)
 
@@ -52,7 +54,7 @@ def run(
     The layers of torch.library cost as much as a short kernel takes: an eager call leaves them out.
     """
     if plan.run_backward is not None:
-        return Results(*_Attention.apply(q, k, v, seed, *terms, schedule, plan))
+        return Results(*_Attention.apply(q, k, v, seed, schedule, plan, *terms.flat))
     with no_autocast(q):
         return plan.forward(q, k, v, seed, terms, schedule)
 
@@ -68,10 +70,10 @@ def call_operator(request: Request, seed: int | Tensor | None) -> Results:
     key = "" if mask is None else mask.key
     tensors, numbers = as_tensors(schedule) if schedule is not None else (None, None)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        constants = Constants(key, numbers, options)
-        found = _Functional.apply(q, k, v, seed, *terms, *(tensors or ()), constants)
+        constants = Constants(key, numbers, options, len(terms.flat))
+        found = _Functional.apply(q, k, v, seed, *terms.flat, *(tensors or ()), constants)
     else:
-        call = key, tensors, numbers, seed, *terms, *options, needs_grad
+        call = key, tensors, numbers, seed, *_listed(terms), *options, needs_grad
         found = torch.ops.sparseflash.forward(q, k, v, *call)
     out, lse, max_scores = found
     return Results(out, lse, max_scores if options.max_scores else None)
@@ -83,6 +85,7 @@ class Constants(NamedTuple):
     mask: str
     numbers: list[int] | None  # of a schedule
     options: Options
+    n_terms: int  # how many tensors of terms and tables there are
 
 
 def plain(*tensors: Any) -> bool:
@@ -115,10 +118,9 @@ class _Attention(torch.autograd.Function):
     """The two directions of a plan under autograd alone."""
 
     @staticmethod
-    def forward(ctx, q, k, v, seed, *rest):  # type: ignore[override]
-        *terms, schedule, plan = rest
+    def forward(ctx, q, k, v, seed, schedule, plan, *terms):  # type: ignore[override]
         with no_autocast(q):
-            out, lse, max_scores = plan.forward(q, k, v, seed, TermTensors(*terms), schedule)
+            out, lse, max_scores = plan.forward(q, k, v, seed, TermTensors.of(terms), schedule)
         ctx.save_for_backward(q, k, v, out, lse, seed, *terms)
         ctx.set_materialize_grads(False)
         if max_scores is not None:
@@ -129,7 +131,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse, _):  # type: ignore[override]
         q, k, v, out, lse, seed, *terms = ctx.saved_tensors
-        saved = Saved(q, k, v, out, lse, seed, TermTensors(*terms))
+        saved = Saved(q, k, v, out, lse, seed, TermTensors.of(terms))
         if dout is None:
             dout = torch.zeros_like(saved.out)
         if torch.is_grad_enabled() or not plain(dout, *saved[:3]):
@@ -138,11 +140,13 @@ class _Attention(torch.autograd.Function):
             flat = as_tensors(schedule) if schedule is not None else (None, None)
             mask = problem.mask if isinstance(problem.mask, str) else ""
             gradients = torch.ops.sparseflash.backward(
-                dout, dlse, *saved[:5], mask, *flat, saved.seed, *saved.terms, *problem.options
-            )
+                dout, dlse, *saved[:5], mask, *flat, saved.seed, *_listed(saved.terms),
+                *problem.options,
+            )  # fmt: skip
         else:
             gradients = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
-        return *_with_seed(gradients, saved.terms), None, None
+        dq, dk, dv, *others = gradients
+        return dq, dk, dv, None, None, None, *_of_terms(others, ctx.plan.problem.options, terms)
 
 
 class _Functional(torch.autograd.Function):
@@ -165,9 +169,11 @@ class _Functional(torch.autograd.Function):
         out, lse, q, k, v, *rest = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        gradients = _FunctionalBackward.apply(dout, dlse, q, k, v, out, lse, *rest, ctx.call)
-        terms, schedule = rest[1 : 1 + N_TERMS], rest[1 + N_TERMS :]
-        return *_with_seed(gradients, terms), *(None for _ in schedule), None
+        found = _FunctionalBackward.apply(dout, dlse, q, k, v, out, lse, *rest, ctx.call)
+        dq, dk, dv, dsink, dbias, *dtables = found
+        n = 1 + ctx.call.n_terms
+        others = _of_terms((dsink, dbias, dtables), ctx.call.options, rest[1:n])
+        return dq, dk, dv, None, *others, *(None for _ in rest[n:]), None
 
     @staticmethod
     def vmap(info, in_dims, *inputs):
@@ -179,7 +185,10 @@ class _FunctionalBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(dout, dlse, q, k, v, out, lse, *rest):  # type: ignore[override]
-        return torch.ops.sparseflash.backward(dout, dlse, q, k, v, out, lse, *_call(*rest))
+        *found, tables = torch.ops.sparseflash.backward(
+            dout, dlse, q, k, v, out, lse, *_call(*rest)
+        )
+        return *found, *tables
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -198,15 +207,27 @@ def _call(seed: Tensor | None, *rest: Any) -> tuple[Any, ...]:
     """Return the arguments of an operator after q, k and v, or lse; rest: terms, schedule,
     constants.
     """
-    *tensors, (mask, numbers, options) = rest
-    terms, schedule = tensors[:N_TERMS], tensors[N_TERMS:]
-    return mask, schedule or None, numbers, seed, *terms, *options
+    *tensors, (mask, numbers, options, n_terms) = rest
+    terms, schedule = TermTensors.of(tensors[:n_terms]), tensors[n_terms:]
+    return mask, schedule or None, numbers, seed, *_listed(terms), *options
 
 
-def _with_seed(gradients: Sequence[Any], terms: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    """Those of q, k, v, seed and terms; `gradients` has some tensor for a term that is None."""
-    of_terms = zip(terms, (*gradients[3:], None), strict=True)  # none of the slopes
-    return *gradients[:3], None, *(None if t is None else d for t, d in of_terms)
+def _listed(terms: TermTensors) -> tuple[Any, ...]:
+    """Return the terms as arguments of an operator."""
+    return *terms[:3], list(terms.tables) or None
+
+
+def _of_terms(
+    gradients: Sequence[Any], options: Options, terms: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return those of `TermTensors.flat`; `gradients`, of sink, bias and tables, have some tensor
+    where there is none.
+    """
+    dsink, dbias, dtables = gradients
+    wanted = (kind.wanted for kind in rule_of(options.score).kinds) if options.score else ()
+    of_tables = (d if want else None for d, want in zip(dtables, wanted, strict=True))
+    made = dsink, dbias, None, *of_tables  # none of the slopes
+    return tuple(None if t is None else d for t, d in zip(terms, made, strict=True))
 
 
 def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]):
@@ -241,23 +262,29 @@ def _find_plan(
     return plan or plan_for(describe(*call), schedule=schedule), schedule
 
 
+def _unlisted(call: Sequence[Any]) -> TermTensors:
+    """Return the terms at the head of an operator's arguments."""
+    return TermTensors(*call[:3], tables=tuple(call[3] or ()))
+
+
 @torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
 def _forward(q, k, v, mask, schedule, numbers, seed, *call):
     *options, needs_grad = call[N_TERMS:]
     plan, made = _find_plan((q, k, v), mask, schedule, numbers, Options(*options), needs_grad)
     with no_autocast(q):
-        found = plan.forward(q, k, v, seed, TermTensors(*call[:N_TERMS]), made)
+        found = plan.forward(q, k, v, seed, _unlisted(call), made)
     return tuple(q.new_empty(0, dtype=found.lse.dtype) if t is None else t for t in found)
 
 
 @torch.library.impl("sparseflash::backward", ("CPU", "CUDA"))
 def _backward(dout, dlse, q, k, v, out, lse, *call):
     mask, schedule, numbers, seed, *rest = call
-    terms, options = rest[:N_TERMS], Options(*rest[N_TERMS:])
+    terms, options = _unlisted(rest), Options(*rest[N_TERMS:])
     plan, made = _find_plan((q, k, v), mask, schedule, numbers, options, True)
-    saved = Saved(q, k, v, out, lse, seed, TermTensors(*terms))
-    gradients = _run_backward(plan, dout, dlse, saved, made)
-    return tuple(q.new_empty(0) if t is None else t for t in gradients)
+    saved = Saved(q, k, v, out, lse, seed, terms)
+    *gradients, tables = _run_backward(plan, dout, dlse, saved, made)
+    none = [q.new_empty(0) if t is None else t for t in (*gradients, *tables)]
+    return *none[:5], none[5:]
 
 
 @torch.library.register_fake("sparseflash::forward")
@@ -271,31 +298,37 @@ def _forward_fake(q, k, v, *call):
 @torch.library.register_fake("sparseflash::backward")
 def _backward_fake(dout, dlse, q, k, v, out, lse, *call):
     _mask, _schedule, _numbers, _seed, *rest = call
-    sink, bias, *_ = rest
-    of_terms = (q.new_empty(0) if t is None else torch.empty_like(t) for t in (sink, bias))
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *of_terms
+    sink, bias, _slopes, tables, *_ = rest
+    score = rest[N_TERMS:][Options._fields.index("score")]
+    wanted = [kind.wanted for kind in rule_of(score).kinds] if score else []
+    given = [t if want else None for t, want in zip(tables or (), wanted, strict=True)]
+    made = [q.new_empty(0) if t is None else torch.empty_like(t) for t in (sink, bias, *given)]
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *made[:2], made[2:]
 
 
 def _save(ctx, inputs, output):
     q, k, v, mask, schedule, numbers, seed, *rest, _needs_grad = inputs
     out, lse, max_scores = output
     ctx.mark_non_differentiable(max_scores)
-    ctx.save_for_backward(q, k, v, out, lse, seed, *rest[:N_TERMS], *(schedule or ()))
+    terms = _unlisted(rest).flat
+    ctx.save_for_backward(q, k, v, out, lse, seed, *terms, *(schedule or ()))
     ctx.set_materialize_grads(False)
-    ctx.constants = Constants(mask, numbers, Options(*rest[N_TERMS:]))
+    ctx.constants = Constants(mask, numbers, Options(*rest[N_TERMS:]), len(terms))
 
 
 def _differentiate(ctx, dout, dlse, _):
     q, k, v, out, lse, *rest = ctx.saved_tensors
-    terms, schedule = rest[1 : 1 + N_TERMS], rest[1 + N_TERMS :]
+    n = 1 + ctx.constants.n_terms
+    terms, schedule = rest[1:n], rest[n:]
     if dout is None:
         dout = torch.zeros_like(out)
-    gradients = torch.ops.sparseflash.backward(
+    dq, dk, dv, *others = torch.ops.sparseflash.backward(
         dout, dlse, q, k, v, out, lse, *_call(*rest, ctx.constants)
     )
-    dq, dk, dv, *others = _with_seed(gradients, terms)
+    *others, tables = TermTensors.of(_of_terms(others, ctx.constants.options, terms))
     no_options = (None for _ in (*ctx.constants.options, "needs_grad"))
-    return dq, dk, dv, None, [None] * len(schedule) or None, None, *others, *no_options
+    no_schedule = [None] * len(schedule) or None
+    return dq, dk, dv, None, no_schedule, None, None, *others, list(tables) or None, *no_options
 
 
 def refuse_second_derivative(ctx, *gradients):

@@ -28,6 +28,8 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         return f"its kernels take bfloat16 and float16, not {problem.dtype}"
     if problem.options.softcap or problem.options.biased:
         return "its kernels have no softcap, slopes or bias"
+    if problem.options.score:
+        return "its kernels have no score functions; take backend='auto'"
     if reason := _missing(problem.device):
         return reason
     widest = max(problem.head_dim, problem.head_dim_v)

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import masks
 import sparseflash
 from sparseflash import attention, plan, select
-from sparseflash.backends.protocol import TermTensors
 from sparseflash.operators import attention as ops
 from sparseflash.testing import assert_close, make_qkv, relative_error
 from tests.op_cases import BACKENDS, MASK, assert_same, detached, exact, run, small, token_major
@@ -39,8 +38,8 @@ def operator_arguments(backend, mask, dropout_p, layout="contiguous", **options)
     qkv = [LAYOUTS[layout](t) for t in small(requires_grad=False, **options)]
     seed = torch.tensor([3]) if dropout_p else None
     key = "" if mask is None else mask.key
-    options = None, dropout_p, False, backend, 0.0, False, False
-    return *qkv, key, None, None, seed, *TermTensors(), *options
+    options = None, dropout_p, False, backend, 0.0, False, "", False
+    return *qkv, key, None, None, seed, *[None] * 4, *options
 
 
 CALLS = [  # mask, dropout_p, layout, head dim of v

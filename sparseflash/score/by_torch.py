@@ -1,0 +1,124 @@
+"""Rules computed by torch, for any numbers of queries and keys that broadcast."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masks.predicate.expression import BOOL, INT, REAL, Expression
+from sparseflash.score.rule import Rule
+
+_FUNCTIONS: dict[str, Any] = {
+    "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div,
+    "minimum": torch.minimum, "maximum": torch.maximum, "absolute": torch.abs, "tanh": torch.tanh,
+    "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "floor": torch.floor,
+    "ceil": torch.ceil, "where": torch.where, "less": torch.lt, "less_equal": torch.le,
+    "greater": torch.gt, "greater_equal": torch.ge, "equal": torch.eq, "not_equal": torch.ne,
+    "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor,
+    "not": torch.logical_not, "floor_divide": torch.floor_divide, "remainder": torch.remainder,
+    "bit_and": torch.bitwise_and, "bit_or": torch.bitwise_or, "bit_xor": torch.bitwise_xor,
+}  # fmt: skip
+
+
+class Scored:
+    """The logits of some scores, and what follows from their gradients.
+
+    Args:
+        rule: from `rule_of`.
+        tables: those of the call.
+        s: the scores scale q k^T.
+        numbers: int64 tensors that broadcast to s, by name: b, h, q and k.
+        n_q, n_k: how many queries and keys the call has.
+    """
+
+    def __init__(
+        self, rule: Rule, tables: tuple[Tensor, ...], s: Tensor, n_q: int, n_k: int,
+        **numbers: Tensor,
+    ):  # fmt: skip
+        self.rule, self.tables = rule, tables
+        counts = (torch.tensor(n, device=s.device) for n in (n_q, n_k))
+        self.given = {"s": s, **numbers, **dict(zip(("n_q", "n_k"), counts, strict=True))}
+        self.real, self.device = s.dtype, s.device
+        self._known: dict[Expression, Tensor] = {}
+
+    def logits(self) -> Tensor:
+        """Return the logits; s itself where that is all of them."""
+        return self.value(self.rule.logits)
+
+    def differentiate(self, g: Tensor, hidden: Tensor, into: list[Tensor | None]) -> Tensor:
+        """Return the gradient of s from that of the logits, and add to those of the tables.
+
+        hidden: True for pairs with the logit -inf, which have no gradients, whatever their
+            derivatives are.
+        """
+        self.given["g"] = g
+        for read in self.rule.reads:
+            total = into[read.table]
+            assert total is not None
+            place = self._place(read.table, read.index)
+            part = self.value(read.grad).masked_fill(hidden, 0.0)
+            gather(total, place, part)
+        ds = self.value(self.rule.ds)
+        return ds.masked_fill(hidden, 0.0)
+
+    def value(self, node: Expression) -> Tensor:
+        """Return the values of an expression, each computed once."""
+        found = self._known.get(node)
+        if found is None:
+            found = self._known[node] = self._value(node)
+        return found
+
+    def _place(self, table: int, index: Iterable[Expression]) -> Tensor:
+        """Return the number of an entry of the table, flat."""
+        at = torch.zeros((), dtype=torch.int64, device=self.device)
+        for i, size in zip(index, self.tables[table].shape, strict=True):
+            at = at * size + self.value(i).to(torch.int64).clamp(0, size - 1)
+        return at
+
+    def _value(self, node: Expression) -> Tensor:
+        if node.op in self.given:
+            return self.given[node.op]
+        if node.op in ("float", "truth"):
+            dtype = self.real if node.kind == REAL else torch.bool
+            return torch.tensor(node.data, dtype=dtype, device=self.device)
+        if node.op == "sum":
+            total, factors = node.data
+            for arg, factor in zip(node.args, factors, strict=True):
+                part = self.value(arg)
+                total = part * factor + total if factor != 1 else part + total
+            return torch.as_tensor(total, device=self.device)
+        if node.op == "load":
+            found = self.tables[node.data].reshape(-1)[self._place(node.data, node.args)]
+            return found.to({REAL: self.real, INT: torch.int64, BOOL: torch.bool}[node.kind])
+        compared = node.kind == BOOL and len(node.args) == 3 and node.op != "where"
+        values = [self.value(arg) for arg in node.args[1 if compared else 0 :]]
+        if node.kind == REAL or any(arg.kind == REAL for arg in node.args):
+            values = [v if v.dtype == torch.bool else v.to(self.real) for v in values]
+        return _FUNCTIONS[node.op](*values)
+
+
+def gather(total: Tensor, place: Tensor, part: Tensor) -> None:
+    """Add the gradients of pairs to those of the entries, in an order that is always the same."""
+    if part.ndim > place.ndim:
+        place = place.reshape((1,) * (part.ndim - place.ndim) + place.shape)
+    part = part.expand(torch.broadcast_shapes(part.shape, place.shape))
+    part = part.sum_to_size(place.shape)  # pairs that share the entry for certain
+    place, part, total = place.flatten(), part.flatten().to(total.dtype), total.view(-1)
+    if total.is_cuda:  # where index_add_ has atomics
+        total.index_put_((place,), part, accumulate=True)
+    else:
+        total.index_add_(0, place, part)
+
+
+def empty_totals(rule: Rule, tables: tuple[Tensor, ...], dtype: torch.dtype) -> list[Tensor | None]:
+    """Return zeros for the gradients of the tables that want one, in at least `dtype`."""
+    return [
+        torch.zeros(t.shape, dtype=dtype, device=t.device) if kind.wanted else None
+        for t, kind in zip(tables, rule.kinds, strict=True)
+    ]
+
+
+def as_tables(totals: list[Tensor | None], tables: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Return the gradients in the dtypes of the tables."""
+    return tuple(None if d is None else d.to(t.dtype) for d, t in zip(totals, tables, strict=True))

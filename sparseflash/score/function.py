@@ -1,0 +1,254 @@
+"""`score`: the function of a score, traced, and bound to its tensors."""
+
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from masks.predicate.expression import (
+    BOOL,
+    INDEXED,
+    INT,
+    REAL,
+    Expression,
+    Unsupported,
+    atom,
+    lift,
+    read_tensor,
+    walk,
+)  # fmt: skip
+from sparseflash.checks import is_wrapped
+from sparseflash.score.rule import SYMBOLS, Kind, bare, load, rule_of, symbols, text_of
+
+Kinds = tuple[tuple[int, torch.dtype, bool, bool], ...]
+_scores: "WeakValueDictionary[int, Score]" = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def score(fn: Callable[..., Any]) -> "Score":
+    """Return the score function of `fn`, which gives the logits of attention in place of the
+    scores.
+
+    The logit of a pair is `fn` of its score and its place, before the mask, the sink and the
+    softmax. The arguments of `fn` are known by their names:
+
+        s            the score scale q k^T, a number in float32, or float64 like q
+        b, h, q, k   the numbers of the batch entry, the query head, the query and the key from 0,
+                     as in `masks.where`. Query 0 faces key 0; with fewer queries than keys the
+                     distance from the end is k - q + n_q - n_k
+        n_q, n_k     how many queries and keys the call has
+
+    Every other one is a tensor, indexed as in `bias[h, q - k + 64]`, without an index where it has
+    no dimensions. A call of the result binds it: `attention(..., score=rule(bias=tensor))`. It
+    gets a gradient where it requires one. An index outside takes the nearest entry. `fn` runs with
+    symbols, once for tensors of one kind: functions of NumPy and torch, comparisons, `np.where`,
+    tanh, exp, log, sqrt, no `if`. A logit may be -inf.
+
+    Raises ValueError for a function that cannot be read, with what to write instead.
+    """
+    return Score(fn)
+
+
+class Score:
+    """A function of scores. `names` are those of its tensors."""
+
+    def __init__(self, fn: Callable[..., Any]):
+        if not callable(fn):
+            raise ValueError(f"score is given {fn!r}; pass a function such as lambda s, q, k: ...")
+        self.fn, self.name = fn, getattr(fn, "__qualname__", type(fn).__name__)
+        self.places, self.names = [], ()
+        for name, p in inspect.signature(fn).parameters.items():
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
+                raise ValueError(f"{self.name} has the argument {p}; name each one")
+            if name in SYMBOLS:
+                self.places.append(name)
+            elif p.default is p.empty:
+                self.names += (name,)
+        if "s" not in self.places:
+            raise ValueError(f"{self.name} has no argument s; name the score so: lambda s, ...")
+        self._texts: dict[Kinds, str] = {}
+        self.number = next(_numbers)
+        _scores[self.number] = self
+        if not self.names:
+            self.text(())
+
+    def __call__(self, **tensors: Tensor) -> "Bound":
+        """Return the function with its tensors, which are all given by name."""
+        if set(tensors) != set(self.names):
+            wanted = ", ".join(f"{name}=" for name in self.names) or "nothing"
+            raise ValueError(f"{self.name} is given {tuple(tensors)}; call it with {wanted}")
+        bound = Bound(self, tuple(tensors[name] for name in self.names))
+        bound.key()
+        return bound
+
+    def __repr__(self) -> str:
+        return f"score({self.name})"
+
+    def text(self, kinds: Kinds) -> str:
+        """Return the key of the rule for such tensors."""
+        if kinds not in self._texts:
+            given = [Kind(n, str(dtype).removeprefix("torch."), *rest) for n, dtype, *rest in kinds]
+            self._texts[kinds] = text_of(self._traced(given), tuple(given))
+        return self._texts[kinds]
+
+    def _traced(self, kinds: list[Kind]) -> Expression:
+        tables = {name: Table(i, name, kind) for i, (name, kind) in _numbered(self.names, kinds)}
+        values = {name: t if t.kind.ndim else t[()] for name, t in tables.items()}
+        return trace(self.fn, self.name, {name: _symbol(name) for name in self.places} | values)
+
+
+class Bound(NamedTuple):
+    """A score function with its tensors, as `attention` takes it."""
+
+    score: Score
+    tables: tuple[Tensor, ...]
+
+    def key(self) -> str:
+        """Return the key of the rule: `rule_of` finds it."""
+        for name, t in zip(self.score.names, self.tables, strict=True):
+            if not isinstance(t, Tensor) or t.is_complex():
+                what = t.dtype if isinstance(t, Tensor) else type(t).__name__
+                raise ValueError(f"{self.score.name}: {name} is {what}; pass a tensor of numbers")
+        eager = not torch.compiler.is_compiling()
+        kinds = tuple(
+            (
+                t.ndim, t.dtype, t.numel() >= 2**31,
+                t.is_floating_point() and (t.requires_grad or (eager and is_wrapped(t))),
+            )
+            for t in self.tables
+        )  # fmt: skip
+        return _text(self.score.number, kinds)
+
+
+class Table:
+    """A tensor while its function is traced."""
+
+    def __init__(self, number: int, name: str, kind: Kind):
+        self.number, self.name, self.kind = number, name, kind
+
+    def __getitem__(self, index: Any) -> Expression:
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) != self.kind.ndim:
+            raise ValueError(
+                f"{self.name} has {self.kind.ndim} dimensions and is read with {len(index)}"
+                f" indices: write {self.name}[i, j, ...] with one for each"
+            )
+        args = tuple(map(lift, index))
+        for i, arg in enumerate(args):
+            if "s" in symbols(arg):
+                raise ValueError(
+                    f"index {i} of {self.name} depends on the score s; take b, h, q, k"
+                )
+            if not _is_whole(arg):
+                raise ValueError(f"index {i} of {self.name} is no integer; write np.floor(...)")
+        return load(self.number, self.kind.of_entries, *args)
+
+    def _not_indexed(self, *_: Any) -> Any:
+        raise ValueError(
+            f"{self.name} has {self.kind.ndim} dimensions and is used as one number: index it, as"
+            f" in {self.name}[h]"
+        )
+
+    __array_ufunc__ = __array_function__ = __torch_function__ = _not_indexed
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_indexed
+    __truediv__ = __rtruediv__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _not_indexed
+
+
+def trace(fn: Callable[..., Any], name: str, values: dict[str, Any]) -> Expression:
+    """Return what fn(**values) computes.
+
+    Raises ValueError for what symbols cannot do.
+    """
+    tensor = f"{name} reads a tensor of its closure; make it an argument of the function"
+    token = None if read_tensor.get(None) else read_tensor.set(lambda *_: _refuse(tensor))
+    try:
+        rule = lift(fn(**values))
+    except Unsupported as error:
+        text = str(error).replace(INDEXED, "an array is indexed: make it an argument, a tensor")
+        raise ValueError(f"{name}: {text}") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    except Exception as error:
+        raise ValueError(
+            f"{name} fails on symbols ({error}); write functions of NumPy or torch, and np.where"
+            " for if"
+        ) from error
+    finally:
+        if token is not None:
+            read_tensor.reset(token)
+    if rule.kind == BOOL:
+        raise ValueError(f"{name} gives truth values; give numbers, and a mask for what is hidden")
+    for part in walk(rule):
+        if part.op == "entry":
+            raise ValueError(f"{name} reads a masks.table; make it an argument, a tensor")
+        if part.op == "isin":
+            raise ValueError(f"{name} uses np.isin; write comparisons joined by |")
+    if "s" not in symbols(rule):
+        raise ValueError(f"{name} does not use the score s; give a logit that depends on it")
+    return rule
+
+
+def check_fit(
+    text: str, tables: tuple[Tensor, ...], q: Tensor, k: Tensor, names: tuple[str, ...]
+) -> None:
+    """Raise ValueError for tables on another device, or smaller than a symbol that indexes them."""
+    sizes = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
+    for name, t in zip(names, tables, strict=True):
+        if t.device != q.device:
+            raise ValueError(f"{name} is on {t.device}, q on {q.device}; move it there")
+    for table, dim, place in _bare(text):
+        have, need = tables[table].shape[dim], sizes[place]
+        if have < need:
+            raise ValueError(
+                f"dimension {dim} of {names[table]} has {have} entries, and its index"
+                f" {'bhqk'[place]} goes to {need - 1}: give {need}, for one entry that all share"
+                f" expand()"
+            )
+
+
+def _bare(text: str) -> tuple[tuple[int, int, int], ...]:
+    """Return (table, dimension, place in "bhqk") of the symbols that are an index."""
+    found = [
+        (node.data, dim, "bhqk".index(name))
+        for node in walk(rule_of(text).logits)
+        if node.op == "load"
+        for dim, index in enumerate(node.args)
+        if (name := bare(index)) is not None and name in "bhqk"
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _text(number: int, kinds: Kinds) -> str:
+    return _scores[number].text(kinds)
+
+
+# what torch.compiler.assume_constant_result does; see `traced_specs` of sparseflash.plan
+_text._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+_bare._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _symbol(name: str) -> Expression:
+    return Expression("s", REAL) if name == "s" else atom(name)
+
+
+def _numbered(*lists: Any) -> Any:
+    return enumerate(zip(*lists, strict=True))
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(text)
+
+
+def _is_whole(x: Expression) -> bool:
+    """Whether the values of an expression are integers."""
+    if x.kind == INT or x.op in ("floor", "ceil"):
+        return True
+    if x.op == "float":
+        return float(x.data).is_integer()
+    if x.op in ("add", "subtract", "multiply", "minimum", "maximum", "absolute"):
+        return all(map(_is_whole, x.args))
+    return x.op == "where" and all(map(_is_whole, x.args[1:]))
