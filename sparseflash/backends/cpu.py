@@ -38,10 +38,12 @@ from sparseflash.backends.protocol import (
     Walk,
     empty_out,
 )
-from sparseflash.backends.terms import Biases, cap_slope, capped, sink_gradient
+from sparseflash.backends.terms import Biases, ScoredBlocks, cap_slope, capped, sink_gradient
 from sparseflash.kernels.common.shapes import LN2, LOG2E
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, schedule_for
+from sparseflash.score.by_torch import as_tables
+from sparseflash.score.rule import rule_of
 
 name = "cpu"
 
@@ -51,8 +53,6 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         return f"it runs on CPU tensors, not on {problem.device}"
     if problem.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         return f"it needs float32, float64, bfloat16 or float16, not {problem.dtype}"
-    if problem.options.score:
-        return "it has no score functions yet; take backend='reference'"
     return None
 
 
@@ -80,16 +80,17 @@ class Forward(NamedTuple):
         assert schedule is not None
 
         def run(
-            q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors, careful: bool
-        ) -> Results:
+            problem: Problem, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None,
+            terms: TermTensors, careful: bool,
+        ) -> Results:  # fmt: skip
             with threads_by_head(k) as by_heads:
-                return _forward(by_heads, q, k, v, seed, terms, schedule, self.problem, careful)
+                return _forward(by_heads, q, k, v, seed, terms, schedule, problem, careful)
 
-        found = run(q, k, v, seed, terms, careful=False)
+        found = run(self.problem, q, k, v, seed, terms, careful=False)
         if all_finite(found.out):
             return found
-        found = run(q, k, v, seed, terms, careful=True)
-        return mark_rows(partial(run, careful=False), q, k, v, found)
+        found = run(self.problem, q, k, v, seed, terms, careful=True)
+        return mark_rows(partial(run, _unscored(self.problem), careful=False), q, k, v, found)
 
 
 class Backward(NamedTuple):
@@ -107,17 +108,22 @@ class Backward(NamedTuple):
         assert schedule is not None
 
         def run(
-            dout: Tensor, dlse: Tensor | None, saved: Saved, careful: bool
+            problem: Problem, dout: Tensor, dlse: Tensor | None, saved: Saved, careful: bool
         ) -> tuple[Tensor, ...]:
             with threads_by_head(saved.k) as by_heads:
-                return _backward(by_heads, dout, dlse, saved, schedule, self.problem, careful)
+                return _backward(by_heads, dout, dlse, saved, schedule, problem, careful)
 
-        found = run(dout, dlse, saved, careful=False)
+        found = run(self.problem, dout, dlse, saved, careful=False)
         if not all_finite(*found):
-            found = run(dout, dlse, saved, careful=True)
-            mark_keys(partial(run, careful=False), dout, saved, found[2])
-        dq, dk, dv, *dbias = found
-        return Gradients(dq, dk, dv, sink_gradient(dout, dlse, saved), *dbias)
+            found = run(self.problem, dout, dlse, saved, careful=True)
+            mark_keys(partial(run, _unscored(self.problem), careful=False), dout, saved, found[2])
+        dq, dk, dv, *others = found
+        dsink = sink_gradient(dout, dlse, saved)
+        if not (score := self.problem.options.score):
+            return Gradients(dq, dk, dv, dsink, *others)
+        made = iter(others)
+        totals = [next(made) if kind.wanted else None for kind in rule_of(score).kinds]
+        return Gradients(dq, dk, dv, dsink, None, as_tables(totals, saved.terms.tables))
 
 
 def _forward(
@@ -136,7 +142,8 @@ def _forward(
         sink = terms.sink.repeat(len(q)).repeat_interleave(len(q_blocks) // q.shape[:2].numel())
         lse_blocks[:] = sink[:, None] * LOG2E
         out_blocks[sink.isnan()] = math.nan
-    tiles = Tiles(schedule, dtype, by_query=True, careful=careful)
+    rule = ScoredBlocks(problem, schedule, terms.tables, by_query=True)
+    tiles = Tiles(schedule, dtype, by_query=True, careful=careful or rule.given)
     biases = Biases(schedule, terms, q, by_query=True)
     cap = problem.options.softcap * LOG2E
     dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=True)
@@ -154,6 +161,7 @@ def _forward(
                 kv = groups.kv_blocks(chunk.other)
                 k_g = work.gather("kv", k_blocks, kv)
                 scores = biases.add(capped(work.bmm("scores", q_g, k_g.mT), cap), own, chunk.other)
+                rule.apply(scores, own, chunk.other)
                 tiles.hide(scores, chunk.tile)
                 if max_blocks is not None:
                     max_blocks[own] = torch.maximum(max_blocks[own], scores.amax(-1))
@@ -198,7 +206,8 @@ def _backward(
     k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
     lse_blocks, delta_blocks = _row_terms(dout, dlse, out, lse, block_q, dtype)
     dq_blocks, dk_blocks, dv_blocks = map(torch.zeros_like, (q_blocks, k_blocks, v_blocks))
-    tiles = Tiles(schedule, dtype, by_query=False, careful=careful)
+    rule = ScoredBlocks(problem, schedule, terms.tables, by_query=False)
+    tiles = Tiles(schedule, dtype, by_query=False, careful=careful or rule.given)
     biases = Biases(schedule, terms, q, by_query=False)
     cap = problem.options.softcap * LOG2E
     dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=False)
@@ -207,6 +216,7 @@ def _backward(
 
     def differentiate(kv_heads: range) -> None:
         groups, work = BlockGroups(schedule, q, k, kv_heads, by_query=False), Work(dtype)
+        totals = rule.zeros(kv_heads.start, dtype)
         for own, chunks in groups.chunked(2 * block_q * block_k + 3 * block_q * width):
             kv = groups.kv_blocks(own)
             k_g = work.gather("k", k_blocks, kv).mul_(problem.scale * LOG2E)
@@ -219,8 +229,10 @@ def _backward(
                 p = capped(work.bmm("p", k_g, q_g.mT), cap)
                 slope = tiles.clear(cap_slope(p, cap), chunk.tile) if cap else None
                 p = biases.add(p, own, rows)
+                scored = rule.apply(p, own, rows)
                 p.sub_(lse_blocks[rows].view(len(own), 1, -1))
                 tiles.hide(p, chunk.tile)
+                hidden = p == -math.inf if scored is not None else None
                 p.exp2_()
                 ds = work.bmm("ds", v_g, dout_g.mT)
                 if (keep := dropout.keep(own, rows)) is not None:
@@ -228,6 +240,8 @@ def _backward(
                 ds.sub_(delta_blocks[rows].view(len(own), 1, -1)).mul_(p)
                 tiles.clear(ds, chunk.tile)
                 biases.gather(ds, own, rows)
+                if scored is not None and hidden is not None:
+                    ds = scored.differentiate(ds, hidden, totals)
                 if slope is not None:
                     ds.mul_(slope)
                 if careful:
@@ -249,7 +263,7 @@ def _backward(
         from_blocks(blocks, torch.empty_like(x))
         for blocks, x in ((dq_blocks, q), (dk_blocks, k), (dv_blocks, v))
     )
-    return dq, dk, dv, *biases.gradient()
+    return dq, dk, dv, *biases.gradient(), *rule.gradient()
 
 
 class _Softmax(NamedTuple):
@@ -290,6 +304,11 @@ def _row_terms(
 
 def _work_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _unscored(problem: Problem) -> Problem:
+    """Return the problem without a function of the scores."""
+    return problem._replace(options=problem.options._replace(softcap=0.0, score=""))
 
 
 def _dense_schedule(problem: Problem) -> Schedule:

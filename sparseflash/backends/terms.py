@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.protocol import Saved, TermTensors
-from sparseflash.kernels.common.shapes import LOG2E
+from sparseflash.kernels.common.shapes import LN2, LOG2E
+from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule
+from sparseflash.score.by_torch import Scored, empty_totals
+from sparseflash.score.rule import rule_of
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
@@ -64,11 +67,9 @@ class Biases:
         self.given = terms.slopes is not None or terms.bias is not None
         if not self.given:
             return
-        self.terms, self.heads, self.by_query = terms, q.shape[1], by_query
+        self.terms, self.heads = terms, q.shape[1]
         self.extents = schedule.n_q, schedule.n_k
-        of_q = schedule.block_q, -(-schedule.n_q // schedule.block_q)
-        of_k = schedule.block_k, -(-schedule.n_k // schedule.block_k)
-        self.own, self.other = (of_q, of_k) if by_query else (of_k, of_q)
+        self.numbers = Numbers(schedule, by_query=by_query)
         bias = terms.bias
         # one sum for each batch entry and head, as no two threads share one
         self.sums = None if bias is None else bias.new_zeros(q.shape[0] * self.heads, bias.shape[1])
@@ -95,9 +96,67 @@ class Biases:
 
     def _places(self, own: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         """Return the batch entry and head of every list (lists, 1, 1), and all distances."""
+        pair, q, k = self.numbers(own, other)
+        return pair, distances(q, k, *self.extents)
+
+
+class Numbers:
+    """Of the queries and keys in pairs of blocks of `BlockGroups`."""
+
+    def __init__(self, schedule: Schedule, *, by_query: bool):
+        of_q = schedule.block_q, -(-schedule.n_q // schedule.block_q)
+        of_k = schedule.block_k, -(-schedule.n_k // schedule.block_k)
+        self.own, self.other = (of_q, of_k) if by_query else (of_k, of_q)
+        self.by_query = by_query
+
+    def __call__(self, own: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return b * H + h of every list (lists, 1, 1), and the queries and keys that broadcast to
+        (lists, own block, others).
+        """
         (block, n), (other_block, n_other) = self.own, self.other
         first = (own % n * block)[:, None] + torch.arange(block)
         second = (other % n_other * other_block)[..., None] + torch.arange(other_block)
         first, second = first[:, :, None], second.flatten(1)[:, None]
-        q, k = (first, second) if self.by_query else (second, first)
-        return (own // n)[:, None, None], distances(q, k, *self.extents)
+        return (own // n)[:, None, None], *((first, second) if self.by_query else (second, first))
+
+
+class ScoredBlocks:
+    """The score function of a problem, or none, in pairs of blocks."""
+
+    def __init__(
+        self, problem: Problem, schedule: Schedule, tables: tuple[Tensor, ...], *, by_query: bool
+    ):
+        self.given = bool(problem.options.score)
+        if self.given:
+            self.rule, self.tables, self.heads = (
+                rule_of(problem.options.score),
+                tables,
+                problem.heads,
+            )
+            self.extents = problem.n_q, problem.n_k
+            self.numbers = Numbers(schedule, by_query=by_query)
+            self.totals: dict[int, list[Tensor | None]] = {}
+
+    def apply(self, scores: Tensor, own: Tensor, other: Tensor) -> Scored | None:
+        """Replace scores in base 2 by the logits."""
+        if not self.given:
+            return None
+        (pair, q, k), (n_q, n_k) = self.numbers(own, other), self.extents
+        beyond = (q >= n_q) | (k >= n_k)
+        q, k = q.clamp(max=n_q - 1), k.clamp(max=n_k - 1)
+        number = {"b": pair // self.heads, "h": pair % self.heads, "q": q, "k": k}
+        scored = Scored(self.rule, self.tables, scores.mul(LN2), n_q, n_k, **number)
+        torch.mul(scored.logits(), LOG2E, out=scores)
+        scores.masked_fill_(beyond, -math.inf)
+        return scored
+
+    def zeros(self, part: int, dtype: torch.dtype) -> list[Tensor | None]:
+        """Return where a thread adds up gradients; part: the number of its share."""
+        if self.given:
+            self.totals[part] = empty_totals(self.rule, self.tables, dtype)
+        return self.totals[part] if self.given else []
+
+    def gradient(self) -> list[Tensor]:
+        """Return the gradients of the tables that want one."""
+        parts = [self.totals[part] for part in sorted(self.totals)] if self.given else []
+        return [sum(ds[1:], ds[0]) for ds in zip(*parts, strict=True) if ds[0] is not None]

@@ -1,5 +1,7 @@
 """Score functions: results and gradients against autograd, semantics, errors."""
 
+import random
+
 import pytest
 import torch
 
@@ -23,9 +25,10 @@ def check(case, backend, sizes, mask=None, kv_heads=None, dtype=torch.float64, t
         q, k, v, mask, score=score(**given), backend=backend, terms=terms, return_lse=True,
         return_max_scores=True, **options,
     )  # fmt: skip
-    allowed = None if mask is None else torch.from_numpy(mask.build(n, m, 16).to_dense())
-    if allowed is not None and allowed.ndim > 2:
-        allowed = allowed.reshape(-1, *allowed.shape[-3:])
+    allowed = None
+    if mask is not None:
+        built = mask.build(n, m, 16, heads=h if mask.per_head else None)
+        allowed = torch.from_numpy(built.to_dense())
     wanted = oracle(
         q, k, v, allowed, case.fn, (*score.places, *score.names), given, sink,
         **{name: options[name] for name in ("dropout_p", "seed") if name in options},
@@ -66,3 +69,24 @@ def test_reach_of_the_reads(name):
     case = CASES[name]
     bound = sparseflash.score(case.fn)(**tables_of(case, (2, 2, 5, 5)))
     assert sorted(read.reach for read in rule_of(bound.key()).reads) == sorted(case.reach)
+
+
+MASKS = (None, masks.causal(), masks.local(9), masks.where(lambda q, k: (q + 3 * k) % 5 < 2),
+         masks.heads(masks.local(20), masks.causal()))  # fmt: skip
+FUZZED = 80
+
+
+@pytest.mark.parametrize("seed", range(FUZZED))
+def test_random_calls_on_the_cpu(seed):
+    """Rules, masks, grouped heads, ragged lengths, dropout and sinks."""
+    rng = random.Random(seed)
+    sizes = rng.choice((1, 2)), 4, rng.choice((1, 17, 64, 150)), rng.choice((31, 64, 150))
+    options = {"dropout_p": 0.3, "seed": 5} if rng.random() < 0.3 else {}
+    if rng.random() < 0.3:
+        options["sink"] = torch.randn(4, dtype=torch.float64).requires_grad_()
+    exact = rng.random() < 0.5
+    check(
+        CASES[rng.choice(list(CASES))], "cpu", sizes, rng.choice(MASKS), rng.choice((1, 2, 4)),
+        torch.float64 if exact else torch.float32, rng.choice((torch.float64, torch.float32)),
+        1e-12 if exact else 2e-5, **options,
+    )  # fmt: skip
