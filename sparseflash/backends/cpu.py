@@ -120,7 +120,7 @@ class Backward(NamedTuple):
         dq, dk, dv, *others = found
         dsink = sink_gradient(dout, dlse, saved)
         if not (score := self.problem.options.score):
-            return Gradients(dq, dk, dv, dsink, *others)
+            return Gradients(dq, dk, dv, dsink, others[0] if others else None)
         made = iter(others)
         totals = [next(made) if kind.wanted else None for kind in rule_of(score).kinds]
         return Gradients(dq, dk, dv, dsink, None, as_tables(totals, saved.terms.tables))

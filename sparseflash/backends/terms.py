@@ -1,6 +1,7 @@
 """Soft-capping, biases by distance and sinks, by plain torch. See `sparseflash.Terms`."""
 
 import math
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -159,4 +160,4 @@ class ScoredBlocks:
     def gradient(self) -> list[Tensor]:
         """Return the gradients of the tables that want one."""
         parts = [self.totals[part] for part in sorted(self.totals)] if self.given else []
-        return [sum(ds[1:], ds[0]) for ds in zip(*parts, strict=True) if ds[0] is not None]
+        return [reduce(torch.add, ds) for ds in zip(*parts, strict=True) if ds[0] is not None]
