@@ -1,6 +1,5 @@
-"""Pathfinder images: folders in the format of the Long Range Arena, statistics, pictures.
+"""Statistics and pictures of Pathfinder images.
 
-python -m experiments.pathfinder size=128 examples=200000 out=lra_release
 python -m experiments.pathfinder 'size=[32,64,128,256]' statistics=true pictures=runs/pathfinder
 """
 
@@ -13,7 +12,6 @@ from experiments.common.config import check, option
 from experiments.common.program import program
 from experiments.pathfinder.generate import make
 from experiments.pathfinder.look import measure, sheet, table
-from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import Spec, spec
 
 
@@ -26,26 +24,22 @@ class Options:
     distractors: int | None = option(None, "how many are wanted")
     seed: int = option(0, "of the images", least=0)
     examples: int = option(1000, "images", least=1)
-    out: str | None = option(None, "folder to write pathfinder{size}/{level} in")
     statistics: bool = option(False, "true: print them beside those of the release")
     pictures: str | None = option(None, "folder to draw pathfinder-{size}.png in")
 
     def __post_init__(self) -> None:
         check(self)
-        if not (self.out or self.pictures or self.statistics):
-            raise ValueError("nothing to do: give out=FOLDER, statistics=true or pictures=FOLDER")
+        if not (self.pictures or self.statistics):
+            raise ValueError("nothing to do: give statistics=true or pictures=FOLDER")
 
 
 @program("pathfinder", Options, "experiments.pathfinder")
 def main(options: Options, command: str) -> None:
-    """Write, measure or draw the images of every size and contour."""
+    """Measure or draw the images of every size and contour."""
     names = ("strokes", "margins", "distractors")
     look = {name: getattr(options, name) for name in names}
     measured: dict[tuple[int, int], dict[str, float]] = {}
     for each in [spec(size, c, **look) for size in options.size for c in options.contour]:
-        if options.out is not None:
-            where = Path(options.out)
-            print(write(where, each, options.seed, options.examples))
         if options.pictures is not None:
             level = "" if len(options.contour) == 1 else f"-{each.contour}"
             path = Path(options.pictures) / f"pathfinder-{each.size}{level}.png"

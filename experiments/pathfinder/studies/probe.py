@@ -1,4 +1,4 @@
-"""What does a model of Pathfinder look at? Two questions, and the probe that they share.
+"""What does a model of Pathfinder look at? Two questions.
 
     python -m experiments.pathfinder.studies.probe ask=shortcuts 'size=[32,128,256]'
     python -m experiments.pathfinder.studies.probe ask=cuts run=docs/results/lra/path_x
@@ -8,8 +8,7 @@
   what a shortcut can reach. A classifier needs more to show that it follows curves.
 - cuts: what does a trained model answer when paddles are left out in the middle of the curve, or at
   both marks? Both change the answer of a model that follows the curve; a gap in the middle does not
-  change that of a model that uses only the paddles at the marks. Each answer is compared with that
-  of a probe to the whole image. A model that follows curves is also right where the probe is wrong.
+  change that of a model that uses only the paddles at the marks.
 """
 
 from collections.abc import Sequence
@@ -43,8 +42,10 @@ BATCH, WIDTH, BLOCKS, RATE = 512, 128, 2, 4e-3
 BLOCK = 100  # images of a row: an interrupted study continues with the next
 PLACES = {True: "the middle", False: "the marks"}
 SOURCES = ("experiments/pathfinder", "experiments/lra/models", "masks", "sparseflash")
-WHAT = "images_version size contour paddles seed examples tested steps run left_out place first"
-KEY = (*WHAT.split(), "step", "images", "probe_examples", "probe_steps")
+KEY = (
+    "images_version size contour paddles seed examples tested steps run step left_out place first "
+    "images"
+).split()
 
 
 # ---- the probe
@@ -229,12 +230,12 @@ def says_yes_of(
 class Options:
     ask: str = option("shortcuts", "the question", choices=("shortcuts", "cuts"))
     paddles: Any = option(
-        None, "at each mark that the probe sees; null: 0 to 3, of cuts 1", several=int, least=0
+        [0, 1, 2, 3], "of shortcuts: at each mark that the probe sees", several=int, least=0
     )
-    examples: int = option(80_000, "images to train a probe on", least=1)
-    steps: int = option(6000, "of the probe, of 512 images", least=1)
+    examples: int = option(80_000, "of shortcuts: images to train a probe on", least=1)
+    steps: int = option(6000, "of shortcuts: of the probe, of 512 images", least=1)
     tested: int | None = option(
-        None, "further images that are asked about; null: 20,000, of cuts 1100", least=1
+        None, "images that are asked about; null: 20,000, of cuts 1100", least=1
     )
     seed: int | None = option(
         None, "of weights and data, other than the run's; null: 0, of cuts 1000", least=0
@@ -251,11 +252,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self)
-        paddles, tested, seed = (
-            ([1], 1100, 1000) if self.ask == "cuts" else ([*range(4)], 20_000, 0)
-        )
-        self.paddles, self.tested = self.paddles or paddles, self.tested or tested
-        self.seed = seed if self.seed is None else self.seed
+        tested, seed = (1100, 1000) if self.ask == "cuts" else (20_000, 0)
+        self.tested, self.seed = self.tested or tested, seed if self.seed is None else self.seed
 
 
 def shortcuts(options: Options, command: str) -> str:
@@ -280,11 +278,8 @@ def shortcuts(options: Options, command: str) -> str:
 
 
 def cuts(options: Options, command: str) -> str:
-    """Ask a trained model about rows of BLOCK images for each n of `erased` and each place.
-
-    The probe sees the last of `paddles`.
-    """
-    device, seed, k = find_device(options.device), options.seed or 0, options.paddles[-1]
+    """Ask a trained model about rows of BLOCK images for each n of `erased` and each place."""
+    device, seed = find_device(options.device), options.seed or 0
     settings, model, step = trained(options.run, device)
     if isinstance(settings.task.get("strokes"), list):
         raise ValueError(f"run={options.run} has images of several strokes")
@@ -292,14 +287,12 @@ def cuts(options: Options, command: str) -> str:
         raise ValueError(f"seed={seed}: the run was trained on images of this seed")
     each = spec_of(settings)
     check_paddles("erased", options.erased, each.contour)
-    check_paddles("paddles", [k], each.contour)
     check_seed(seed)
     images = make(each, seed, 0, options.tested or 0)
     if len(np.unique(images.labels)) < 2:
         raise ValueError(f"tested={options.tested}: all have the same label; give more")
     rows = Rows(options.rows, KEY, SOURCES, allow_changes=options.allow_changes)
-    common = {"run": options.run, "seed": seed, "paddles": k, "probe_examples": options.examples}
-    common |= {"probe_steps": options.steps, "images_version": VERSION, "step": step}
+    common = {"run": options.run, "seed": seed, "images_version": VERSION, "step": step}
     common |= rows.origin(device, command)
     wanted = [
         {**common, "first": first, "images": len(images.labels[first : first + BLOCK])}
@@ -309,11 +302,7 @@ def cuts(options: Options, command: str) -> str:
         if n or middle
         for first in range(0, len(images.labels), BLOCK)
     ]
-    if missing := [row for row in wanted if rows.find(row) is None]:
-        # of other images
-        x, y = seen_on_disk(each, seed + 1, options.examples, Path(options.cache_dir))
-        probe = fit(each, k, x, y, steps=options.steps, seed=seed + 1, device=device)
-        probed = says_yes(probe, x.new_tensor(seen(images, each))).numpy()
+    missing = [row for row in wanted if rows.find(row) is None]
     for row in progress(missing, len(missing), f"{BLOCK} images at a time"):
         here = slice(row["first"], row["first"] + BLOCK)
         part = Images(*(getattr(images, field.name)[here] for field in fields(Images)))
@@ -321,18 +310,15 @@ def cuts(options: Options, command: str) -> str:
         without = paddles_at(part, each.contour, row["left_out"], middle=middle)
         pixels = redraw(part, each, ~without)
         yes = says_yes_of(model, pixels, settings, device, options.batch)
-        rows.append(row | _counts(part.labels == 1, yes, probed[here]))
+        curve = part.labels == 1
+        counts = {
+            "curve": curve,
+            "curve_yes": curve & yes,
+            "other": ~curve,
+            "other_yes": yes & ~curve,
+        }
+        rows.append(row | {name: int(of.sum()) for name, of in counts.items()})
     return tables(frame(row for row in map(rows.find, wanted) if row))["cuts"]
-
-
-def _counts(curve: np.ndarray, yes: np.ndarray, probed: np.ndarray) -> dict[str, int]:
-    """Count images with a curve, and others: all, yes of the model, of the probe, and of both."""
-    counted = {"": True, "_yes": yes, "_probe": probed, "_both": yes & probed}
-    return {
-        name + end: int((of & what).sum())
-        for name, of in (("curve", curve), ("other", ~curve))
-        for end, what in counted.items()
-    }
 
 
 def paddles_at(images: Images, contour: int, n: int, *, middle: bool) -> np.ndarray:
@@ -380,18 +366,11 @@ def _shortcuts(rows: Any) -> str:
 
 
 def _cuts(rows: Any) -> str:
-    heads = ["left out", "at", "images with a curve", "yes", "as the probe", "right against it"]
-    lines = [[*heads, "images without", "yes", "as the probe", "right against it"]]
+    """Return the share of images, with a curve and without, that get a yes."""
+    lines = [["left out", "at", "with a curve, yes", "without, yes"]]
     for (n, place), of in rows.groupby(["left_out", "place"], sort=False):
-        cells = [str(n), place if n else MISSING]
-        for name, label in (("curve", True), ("other", False)):
-            ends = ("", "_yes", "_probe", "_both")
-            count, yes, probe, both = (int(of[name + end].sum()) for end in ends)
-            same = count - yes - probe + 2 * both
-            # of the images that the probe answers wrongly, those that the model answers rightly
-            against = (yes - both, count - probe) if label else (probe - both, probe)
-            cells += [str(count), interval(yes, count), interval(same, count), interval(*against)]
-        lines.append(cells)
+        shares = (interval(int(of[f"{x}_yes"].sum()), int(of[x].sum())) for x in ("curve", "other"))
+        lines.append([str(n), place if n else MISSING, *shares])
     return markdown(lines, left=(1,))
 
 

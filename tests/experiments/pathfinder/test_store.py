@@ -1,4 +1,4 @@
-"""Arrays of images on disk: threads, interruptions, a full disk; folders as of the release."""
+"""Arrays of images on disk: threads, interruptions, a full disk; statistics."""
 
 import os
 import time
@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from experiments.pathfinder import official, store
+from experiments.pathfinder import store
 from experiments.pathfinder.generate import Images, make, on_disk
 from experiments.pathfinder.look import measure
-from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import spec
-from experiments.pathfinder.render import DISTRACTORS, INFO, LABEL, MARGIN, RESTARTS
+from experiments.pathfinder.render import DISTRACTORS, INFO, LABEL, RESTARTS
 from experiments.pathfinder.store import filled
 
 SHAPE = (200, 4, 5)
@@ -129,43 +127,7 @@ def test_of_two_at_once_one_makes_them(tmp_path):
     assert sorted(made) == [0, 64, 128, 192]
 
 
-# ---- folders in the format of the release, statistics, and the program
-
-
-def test_writing_continues_and_never_mixes(tmp_path, monkeypatch):
-    level = write(tmp_path, spec(32), 0, 1030)
-    assert len(list((level / "imgs" / "1").iterdir())) == 30
-    images = make(spec(32), 0, 0, 1030)
-    lines = [line.split() for k in (0, 1) for line in (level / f"metadata/{k}.npy").open()]
-    assert [int(line[2]) for line in lines] == [*range(1000), *range(30)]  # in their folder
-    assert [int(line[3]) for line in lines] == images.labels.tolist()
-    for line, pixels in zip(lines, images.pixels, strict=True):
-        assert (np.asarray(Image.open(level / line[0] / line[1])) == pixels).all()
-    first = level / "metadata" / "0.npy"
-    times = first.stat().st_mtime_ns
-    (level / "metadata" / "1.npy").unlink()
-    write(tmp_path, spec(32), 0, 1030)
-    assert first.stat().st_mtime_ns == times and (level / "metadata" / "1.npy").exists()
-    write(tmp_path, spec(32), 0, 1033)  # more than before
-    assert len(list((level / "imgs" / "1").iterdir())) == 33
-    assert len((level / "metadata" / "1.npy").read_text().splitlines()) == 33
-    write(tmp_path, spec(32), 0, 1030)  # keeps what there is
-    assert len((level / "metadata" / "1.npy").read_text().splitlines()) == 33
-    for other, seed in ((spec(32), 1), (spec(32, distractors=1), 0)):
-        with pytest.raises(ValueError, match="other settings"):
-            write(tmp_path, other, seed, 1033)
-    monkeypatch.setattr(official, "VERSION", 1)
-    with pytest.raises(ValueError, match="other settings"):
-        write(tmp_path, spec(32), 0, 1033)
-    (level / "generated.json").unlink()
-    with pytest.raises(ValueError, match="other files"):
-        write(tmp_path, spec(32), 0, 1030)
-
-
-def test_a_line_has_the_margin_of_its_image(tmp_path):
-    level, info = write(tmp_path, spec(128), 0, 8), make(spec(128), 0, 0, 8).info
-    margins = [int(line.split()[9]) for line in (level / "metadata/0.npy").open()]
-    assert margins == [2 + which for which in info[:, MARGIN]] and len(set(margins)) == 2
+# ---- statistics, and the program
 
 
 def test_statistics_have_means_shares_and_standard_errors():

@@ -11,11 +11,22 @@ from experiments.lra.tasks import pathfinder
 from experiments.lra.tasks.pathfinder import STREAM, load, read_metadata
 from experiments.lra.tasks.task import pixel_order
 from experiments.pathfinder.generate import make
-from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import spec
 
 N = 40
 LINE = "imgs/0 sample_0.png 0 1 1.0 14 4 2 0.5 1 1\n"
+
+
+def write(out, spec, seed, n):
+    """Write generated images as the release has them: PNG files, and a line of text for each."""
+    level = out / f"pathfinder{spec.size}" / spec.level
+    for name in ("imgs/0", "metadata"):
+        (level / name).mkdir(parents=True)
+    images, lines = make(spec, seed, 0, n), []
+    for i, (pixels, label) in enumerate(zip(images.pixels, images.labels, strict=True)):
+        Image.fromarray(pixels).save(level / f"imgs/0/sample_{i}.png")
+        lines.append(f"imgs/0 sample_{i}.png {i} {label} 1.0 {spec.contour} 4 2 0.5 1 1\n")
+    (level / "metadata" / "0.npy").write_text("".join(lines))
 
 
 @pytest.fixture(scope="module")
