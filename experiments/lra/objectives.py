@@ -16,7 +16,7 @@ def objective_of(settings: Settings) -> Objective:
     """Return the objective that a run minimises."""
     if settings.pretrain is None:
         return classify
-    return Predict(settings.mask_share if settings.pretrain == "masked" else None)
+    return Predict(settings.mask_share)
 
 
 def classify(model: nn.Module, batch: Batch, weights: Tensor | None) -> Sums:
@@ -57,10 +57,10 @@ class Predict:
     """Self-pretraining (Amos et al., arXiv 2310.02980): the loss of predicted tokens, no padding.
 
     share: of the tokens of each sequence, drawn at random, which are hidden from the model and
-        predicted. None: every token after the first is predicted from those before it.
+        predicted.
     """
 
-    def __init__(self, share: float | None):
+    def __init__(self, share: float):
         self.share = share
 
     def __call__(self, model: nn.Module, batch: Batch, weights: Tensor | None) -> Sums:
@@ -79,9 +79,6 @@ class Predict:
     def _places(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """int64 (B, M): the places that are predicted; bool (B, M): those that count, or None."""
         (size, n), device = tokens.shape, tokens.device
-        if self.share is None:
-            places = torch.arange(1, n, device=device).expand(size, -1)
-            return places, None if lengths is None else places < lengths[:, None]
         order, count = torch.rand(size, n, device=device), max(1, round(self.share * n))
         if lengths is None:
             return order.topk(count, sorted=False).indices, None

@@ -16,7 +16,7 @@ from experiments.lra.tasks.task import PATHFINDER
 from experiments.training.settings import Training, fill, given_keys, on_device
 
 IMAGES = ("image", *PATHFINDER)  # tasks
-PRETRAIN = ("masked", "causal")
+PRETRAIN = ("masked",)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Settings(Training):
         None, "a new head on the weights of init_from", choices=("fresh",)
     )
     pretrain: str | None = option(
-        None, "predict hidden tokens, or the next one, instead of the class", choices=PRETRAIN
+        None, "masked: predict hidden tokens instead of the class", choices=PRETRAIN
     )
     mask_share: float = option(0.5, "of the tokens, which pretrain=masked hides", above=0, below=1)
     data_dir: str = option("data", "the folder of the official folders", free=True)
@@ -68,12 +68,6 @@ class Settings(Training):
             raise ValueError("steps=0 tests the weights of init_from: give it, or at least 1 step")
         if self.init_head is not None and not self.init_from:
             raise ValueError(f"init_head={self.init_head} needs init_from=FOLDER")
-        causal = self.model.causal
-        if self.pretrain is not None and causal != (self.pretrain == "causal"):
-            raise ValueError(
-                f"pretrain={self.pretrain} with model.causal={str(causal).lower()}: a causal model"
-                " takes pretrain=causal, and others take pretrain=masked"
-            )
         if not re.fullmatch(r"[\w.+-]+", self.label):
             raise ValueError(f"label={self.label!r}: give a part of a folder's name, letters and -")
         self.model.refuse_grid(self.task["name"] in IMAGES)

@@ -45,9 +45,7 @@ def mask_of(model: Classifier, settings: Settings) -> tuple[str | None, float | 
     layers = [m for m in model.modules() if isinstance(m, BlockSparseAttention)]
     blocks = [_blocks(layer.mask, model, layer.heads) for layer in layers]
     density = fmean(mask.density for mask in blocks)
-    if settings.mask is None:
-        return blocks[0].text, density
-    return f"({settings.mask})&causal" if model.config.causal else settings.mask, density
+    return blocks[0].text if settings.mask is None else settings.mask, density
 
 
 def mask_digest(model: Classifier) -> str | None:
@@ -94,7 +92,6 @@ def origin(settings: Settings, task: Task, model: Classifier) -> dict[str, Any]:
         "grid": None if task.grid is None else list(task.grid),
         "order": _order(settings),
         "pretrain": settings.pretrain,
-        "causal": settings.model.causal,
         "pairs": mask_digest(model),
     }
 
@@ -134,8 +131,6 @@ def start_from(
     weights, step, there = checkpoint.load_weights(path, remedy)
     if "order" not in there:
         raise ValueError(f"init_from={folder}: these are not the weights of a classifier")
-    if (causal := there.get("causal", False)) != here["causal"]:
-        raise ValueError(f"init_from={folder}: give model.causal={str(causal).lower()}, as there")
     buffers = {name for name, _ in model.named_buffers()}
     if more := [x for x in weights if x not in model.state_dict() and not x.startswith(HEADS)]:
         raise ValueError(

@@ -13,7 +13,6 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-import masks
 from experiments.bench.cases import DTYPES
 from experiments.bench.step import DIRECTIONS, Step, draw
 from experiments.common.figures import PAGE, curve, file_name, length_axis, plain_log_axis
@@ -21,7 +20,6 @@ from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import methods, runner
 from experiments.studies.methods import (
-    CAUSAL,
     METHODS,
     PUBLISHED,
     PaddedCase,
@@ -54,7 +52,6 @@ class Options(runner.Options):
     batch: int  # above 65,536 tokens less
     heads: int
     head_dim: int = 64
-    causal: bool = False  # a query sees keys up to its own; standard, SDPA and ours
     dtype: str
     limit_s: float  # longest call that is measured
 
@@ -76,15 +73,12 @@ class Case(Setting):
     """A setting as a case: what follows from its mask is a field of the row."""
 
     def row(self) -> Row:
-        facts, (mask, density) = asdict(self), self.mask()
-        del facts["causal"]
-        return facts | {"mask": mask, "density": density}
+        mask, density = self.mask()
+        return asdict(self) | {"mask": mask, "density": density}
 
     def mask(self) -> tuple[str, float | None]:
-        """Return the mask of a block-sparse or causal method and its density."""
-        if self.causal and self.about.kind not in CAUSAL:
-            return str(masks.causal()), None
-        if self.about.kind not in ("sparse", *PUBLISHED) and not self.causal:
+        """Return the mask of a block-sparse method and its density."""
+        if self.about.kind not in ("sparse", *PUBLISHED):
             return "", None
         case = self.case(self.make(torch.device("cpu")))
         return case.mask, case.density
@@ -97,14 +91,14 @@ def cases(run: Run) -> list[Case]:
     """
     o = run.options
     other = ("sdpa_flash", "sdpa_cudnn") if run.device.type == "cpu" else ("sdpa",)
-    own = [n for n in METHODS if n not in other and (not o.causal or METHODS[n].kind in CAUSAL)]
+    own = [name for name in METHODS if name not in other]
     choices(o, methods=METHODS, variants=VARIANTS, dtype=DTYPES)
     if not 0 <= o.dropout < 1:
         raise ValueError(f"dropout={o.dropout}: give a number from 0 to below 1")
     return [
         Case(
             name, max(1, min(o.batch, o.batch * 65536 // n)), o.heads, n, o.head_dim, o.dtype,
-            o.dropout if dropout else 0.0, padding, o.causal,
+            o.dropout if dropout else 0.0, padding,
         )
         for dropout, padding in (VARIANTS[variant] for variant in o.variants)
         for n in sorted(o.lengths)
@@ -161,7 +155,7 @@ def refuse_slow(case: Case, row: Row, run: Run) -> None:
     known = [
         r
         for r in run.rows.rows
-        if r["status"] == OK and r["n"] <= case.n and causal(r["mask"]) == case.causal
+        if r["status"] == OK and r["n"] <= case.n
         and all(r[name] == row[name] for name in series)
     ]  # fmt: skip
     if not known:
@@ -173,22 +167,17 @@ def refuse_slow(case: Case, row: Row, run: Run) -> None:
         raise TimeoutError(f"a call would take about {predicted:.2g} s, limit_s={limit:g}")
 
 
-def causal(mask: str | None) -> bool:
-    """Return whether a query sees keys up to its own only, as the end of the mask says."""
-    return (mask or "").endswith(str(masks.causal()))
-
-
 def newest(frame: Any) -> list[Found]:
     """Return one row a cell of the tables: the last that was measured, with the device, the heads
-    and the dtype of the last row.
+    and the dtype of the last row. Rows with a causal mask, of an older form, are left out.
     """
-    frame = frame.assign(causal=[causal(mask) for mask in frame["mask"]])
-    cell = "method direction dropout padding n head_dim causal".split()
+    frame = frame[[not str(mask).endswith("causal()") for mask in frame["mask"]]]
+    cell = "method direction dropout padding n head_dim".split()
     return latest(frame, "device heads dtype", cell)
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return tables WHAT_VARIANT, with _d128 and _causal where that is so.
+    """Return tables WHAT_VARIANT, with _d128 where that is so.
 
     WHAT: ms | forward | backward (milliseconds) | memory. VARIANT: plain | dropout | padding |
     both.
@@ -197,7 +186,7 @@ def tables(frame: Any) -> dict[str, str]:
     groups: dict[tuple[str, str], list[Found]] = {}
     for row in newest(frame):
         end = f"_{names[bool(row.dropout), bool(row.padding)]}"
-        end += (f"_d{row.head_dim}" if row.head_dim != 64 else "") + "_causal" * row.causal
+        end += f"_d{row.head_dim}" if row.head_dim != 64 else ""
         groups.setdefault((row.direction, end), []).append(row)
     for (direction, end), own in groups.items():
         made[("ms" if direction == "both" else direction) + end] = table(own)
@@ -240,9 +229,9 @@ def figures(frame: Any) -> dict[str, Figure]:
     """Return time and memory of forward and backward against length, of plain rows."""
     plain = [r for r in newest(frame) if r.direction == "both" and not (r.dropout or r.padding)]
     made = {}
-    for head_dim, masked in sorted({(row.head_dim, row.causal) for row in plain}):
-        rows = [row for row in plain if (row.head_dim, row.causal) == (head_dim, masked)]
-        words = [f"d{head_dim}"] * (head_dim != 64) + ["causal"] * masked + [rows[0].device]
+    for head_dim in sorted({row.head_dim for row in plain}):
+        rows = [row for row in plain if row.head_dim == head_dim]
+        words = [f"d{head_dim}"] * (head_dim != 64) + [rows[0].device]
         peak = "MiB at the peak" if any(r.peak_mib for r in rows) else "MiB kept for the backward"
         values = {
             "runtime": ("ms, forward and backward", time_of),

@@ -1,7 +1,8 @@
 """Accuracy against length: training runs that read the first bytes of whole documents.
 
 The form is that of Table 5 of the FlashAttention paper. We had no access to its data: MIMIC-III is
-restricted. Runs are folders of experiments.train with task=files or task=imdb_whole, or archives.
+restricted. Runs are folders of experiments.train with task=files, or task=text for whole reviews,
+or archives.
 """
 
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def documents(runs: Sequence[Run]) -> dict[str, Cells]:
         sets.setdefault(name, {})[row, column] = cell
     if not sets:
         raise ValueError(
-            "no run has task=files or task=imdb_whole; "
+            "no run has task=files or task=text; "
             "train first: python -m experiments.sweep sweep=files"
         )
     return sets

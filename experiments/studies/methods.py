@@ -12,7 +12,6 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import masks
 from experiments.bench.cases import DENSE, DTYPES, Case
 from experiments.bench.gate import Gate
 from experiments.common.devices import free_memory
@@ -25,7 +24,6 @@ from sparseflash.dynamic.lengths import real_tokens
 
 EFFICIENT, PATTERNS = "efficient attention", "Longformer and BigBird"
 PUBLISHED = ("chunks", "gather")  # kinds that are made here in the form of their papers
-CAUSAL = ("standard", "sdpa", "flash", "sparse")  # kinds that are measured with a causal mask
 SOURCES = ("masks", "sparseflash", "experiments/studies", "experiments/lra/models")
 
 
@@ -101,7 +99,6 @@ class Setting:
     dtype: str
     dropout: float = 0.0
     padding: bool = False
-    causal: bool = False
 
     @property
     def about(self) -> Method:
@@ -123,8 +120,6 @@ class Setting:
             raise ValueError(f"needs a CUDA device, not {device}")
         if self.about.kernel is SDPBackend.FLASH_ATTENTION and self.padding:
             raise ValueError("torch's FlashAttention takes no key padding")
-        if self.causal and self.about.kind not in CAUSAL:
-            raise ValueError(f"{self.about.label} is not measured with a causal mask")
         needs(self.matrix_bytes(), free_memory(device))
 
     def matrix_bytes(self) -> int:
@@ -135,7 +130,7 @@ class Setting:
     def make(self, device: torch.device) -> Attention:
         """Return the attention as a module on the device, in training mode."""
         sizes: dict[str, Any] = {"heads": self.heads, "head_dim": self.head_dim, "length": self.n}
-        sizes |= {"dropout": self.dropout, "causal": self.causal}
+        sizes |= {"dropout": self.dropout}
         if self.about.kind == "sdpa":
             made = Sdpa(kernel=self.about.kernel, **sizes)
         elif self.about.kind in PUBLISHED:
@@ -148,8 +143,6 @@ class Setting:
     def case(self, attention: Attention) -> Case:
         """Return what an exact method computes."""
         pattern, block = attention.pattern(), 0
-        if pattern is None and self.causal:
-            pattern = masks.causal()
         if pattern is not None:
             block = 64 if self.n <= 2048 else 128
         mask = DENSE if pattern is None else str(pattern)
@@ -186,14 +179,11 @@ class Sdpa(Attention):
         self.kernel = kernel
 
     def plan(self, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-        n = self.length
-        allowed = real_tokens(lengths, n)[:, None, None].expand(-1, 1, n, -1)
-        return allowed.tril() if self.causal else allowed
+        return real_tokens(lengths, self.length)[:, None, None].expand(-1, 1, self.length, -1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        options = {"dropout_p": self.dropout_p, "is_causal": self.causal and lengths is None}
         with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-            return F.scaled_dot_product_attention(q, k, v, lengths, **options)
+            return F.scaled_dot_product_attention(q, k, v, lengths, dropout_p=self.dropout_p)
 
 
 def compiled(attention: Attention, device: torch.device) -> Any:

@@ -85,7 +85,6 @@ class Classifier(nn.Module):
         options = dict(attention or {"name": "standard"})
         options |= {"heads": config.heads, "head_dim": config.head_dim, "length": self.states}
         options |= {"dropout": config.attention_dropout, "class_token": cls}
-        options |= {"causal": config.causal}
         kinds: list[Attention] = []
         self.blocks = nn.ModuleList()
         for layer in range(config.layers):
@@ -101,8 +100,7 @@ class Classifier(nn.Module):
         self.norm = nn.LayerNorm(config.dim, norm_eps(config))
         self.head = Head(config, classes, pair)
         if config.lm_head:
-            if not config.causal:
-                self.hidden_token = nn.Parameter(0.02 * torch.randn(config.dim))
+            self.hidden_token = nn.Parameter(0.02 * torch.randn(config.dim))
             self.lm_head = nn.Linear(config.dim, vocab)
         initialise(self, config)
 
@@ -114,7 +112,7 @@ class Classifier(nn.Module):
         tokens: ids (B, length), any integer dtype; of pairs (B, 2, length).
         lengths: (B,), of pairs (B, 2): how many tokens count; None: all of them.
         places: int64 (B, M), of pairs (2 B, M), for a model with `lm_head`: it predicts the tokens
-            there, which it does not see. A causal model sees those before, and places are >= 1.
+            there, which it does not see.
         """
         if tokens.shape[-1] != self.length:
             raise ValueError(f"a sequence has {tokens.shape[-1]} tokens, the model {self.length}")
@@ -125,11 +123,11 @@ class Classifier(nn.Module):
         if lengths is not None:
             lengths = lengths.flatten() if self.cls is None else lengths.flatten() + 1
             plans = self.plans(lengths) if self.skips and self.context is None else None
-        x = self.encode(pairs, lengths, None if self.config.causal else places, plans)
+        x = self.encode(pairs, lengths, places, plans)
         if self.context is not None:
             x = self.context.unshard(x)
         if places is not None:
-            states = places + (self.states - self.length - self.config.causal)
+            states = places + (self.states - self.length)
             x = x.gather(1, states[:, :, None].expand(-1, -1, x.shape[2]))
             return self.lm_head(self.norm(x)).float()
         pooled = self._pool(x, lengths)

@@ -40,7 +40,6 @@ class ModelConfig:
     embedding_std: float | None = option(
         None, "of tokens and learned positions at first; null: published", above=0
     )
-    causal: bool = option(False, "true: a token attends to those up to itself")
     lm_head: bool = option(False)  # a second head that predicts tokens, for pretrain=
 
     def __post_init__(self) -> None:

@@ -4,14 +4,12 @@ LRA keeps 1,000 bytes of a review in its configuration and 4K in its paper; both
 the reviews are longer than 1,000 bytes, and 3 % longer than 4,000.
 """
 
-import io
 import re
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from experiments.common.files import read_lines, read_text, reading
+from experiments.common.files import read_lines
 from experiments.common.work import progress
 from experiments.lra.tasks import task
 
@@ -21,8 +19,6 @@ HALVES = ("train", "test")
 KINDS = ("neg", "pos")  # of label 0 and 1
 MOVIE = re.compile(r"/title/(tt\d+)")
 UNPACK = "unpack aclImdb_v1.tar.gz again"
-CSV = "IMDB Dataset.csv"  # of Kaggle: all reviews in one file, without splits and movies
-SENTIMENTS = {"negative": 0, "positive": 1}
 
 
 def load(
@@ -34,7 +30,7 @@ def load(
     held_out: float = 0.0,
     limit: int | None = None,
 ) -> task.Task:
-    """Return the Text task, from `aclImdb` (Maas et al., 2011), or else from `IMDB Dataset.csv`.
+    """Return the Text task, from `aclImdb` (Maas et al., 2011).
 
     Args:
         max_length: bytes kept of a review; the padded length is the next power of two.
@@ -45,8 +41,7 @@ def load(
     task.padded_length(max_length)  # refuses what is no length
     if not isinstance(held_out, int | float) or not 0 <= held_out < 1:
         raise ValueError(f"held_out={held_out}: give a share from 0 to below 1")
-    one_file = task.find(data_dir, CSV) if task.find(data_dir, FOLDER) is None else None
-    data = csv_reviews(one_file, cache_dir) if one_file else reviews(data_dir, cache_dir)
+    data = reviews(data_dir, cache_dir)
     splits = task.padded_splits(data, max_length, None if held_out else limit, HALVES)
     splits["val"] = splits["test"]
     if held_out:
@@ -54,7 +49,7 @@ def load(
     splits = {name: splits[name].first(limit) for name in task.SPLITS}
     return task.Task(
         name="text",
-        source=task.source("IMDB CSV" if one_file else "official", splits, SIZES),
+        source=task.source("official", splits, SIZES),
         classes=2,
         vocab=task.BYTE_VOCAB,
         splits=splits,
@@ -92,32 +87,6 @@ def reviews(data_dir: Path, cache_dir: Path) -> task.Arrays:
         return arrays
 
     return task.cached(cache_dir, "imdb", {"files": task.fingerprint(paths)}, make)
-
-
-def csv_reviews(path: Path, cache_dir: Path) -> task.Arrays:
-    """Return the reviews of a CSV file with the columns review and sentiment, each once.
-
-    The first half is train and the rest is test, in the order of the file. Arrays as in `reviews`,
-    without movies.
-    """
-    form = f"it has the columns review and sentiment ({' or '.join(SENTIMENTS)})"
-
-    def make() -> task.Arrays:
-        with reading(path, form):
-            text = read_text(path, form)
-            frame = pd.read_csv(io.StringIO(text), usecols=["review", "sentiment"], dtype=str)
-            label = frame.sentiment.map(SENTIMENTS)
-            if (bad := frame[label.isna() | frame.review.isna()]).size:
-                raise ValueError(f"review {bad.index[0] + 1} is {bad.iloc[0].tolist()!r:.80}")
-            frame = frame.assign(label=label).drop_duplicates("review")
-            if len(frame) < 2:
-                raise ValueError("it has less than two reviews")
-        arrays, half = {}, len(frame) // 2
-        for name, part in (("train", frame[:half]), ("test", frame[half:])):
-            arrays |= task.named(name, [text.encode() for text in part.review], part.label)
-        return arrays
-
-    return task.cached(cache_dir, "imdb-csv", {"files": task.fingerprint([path])}, make)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -70,5 +70,5 @@ def test_the_study_archives_the_runs_of_documents_and_draws_them(found, tmp_path
 
 
 def test_runs_of_other_tasks_are_refused(found):
-    with pytest.raises(ValueError, match="no run has task=files or task=imdb_whole; train first"):
+    with pytest.raises(ValueError, match="no run has task=files or task=text; train first"):
         documents([run for run in found if run.task == "listops"])

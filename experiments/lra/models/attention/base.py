@@ -18,7 +18,6 @@ class Attention(nn.Module):
     length: tokens of the padded sequences, the same at every call.
     dropout: of the attention probabilities, for kinds that have them.
     layer: number of the layer, for kinds that differ from layer to layer.
-    causal: a query sees keys up to its own, for kinds that can.
     class_token: the first token is the one that is classified, for kinds whose pattern would not
         show it all others.
     """
@@ -34,12 +33,11 @@ class Attention(nn.Module):
         length: int,
         dropout: float = 0.0,
         layer: int = 0,
-        causal: bool = False,
         class_token: bool = False,
     ):
         super().__init__()
         self.heads, self.head_dim, self.length, self.layer = heads, head_dim, length, layer
-        self.dropout, self.causal, self.class_token = dropout, causal, class_token
+        self.dropout, self.class_token = dropout, class_token
 
     def pattern(self) -> Mask | None:
         """Return the pairs that may attend, where sizes alone say so; None: all, or what data
@@ -106,15 +104,6 @@ class Projected(nn.Module):
         qk = [self.rotary(t) for t in qk] if self.rotary is not None else qk
         *qk, v = (t.transpose(1, 2) for t in (*qk, v))
         return self.out(self.attention(qk[0], qk[-1], v, lengths).transpose(1, 2).flatten(2))
-
-
-def refuse_causal(attention: Attention) -> None:
-    """ValueError for a causal one of a kind that has no causal form here."""
-    if attention.causal:
-        kind = type(attention).__name__.lower()
-        raise ValueError(
-            f"causal is True, and {kind} attention has no causal form here; take one that has"
-        )
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

@@ -36,8 +36,6 @@ class Flash(Attention):
         super().__init__(**sizes)
         self.without_plan = padding  # "auto" hides inside torch.compile
         self.backend = backend
-        if self.causal:
-            self._take(masks.causal())
         self._check_padding()
 
     def _take(self, mask: Mask, block_size: int | None = None) -> None:
@@ -103,7 +101,6 @@ class Sparse(Flash):
         if mask is None:
             mask = default_mask(self.length, class_token=self.class_token)
         mask = (masks.parse(mask) if isinstance(mask, str) else mask).layer(self.layer)
-        mask = mask & masks.causal() if self.causal else mask
         least = 32 if self.without_plan == "skip" else 16  # blocks whose padding is skipped
         self._take(mask, block_size or max(least, default_block(self.length)))
         self._check_padding()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.lra.models.attention.base import Attention, budget, refuse_causal, register
+from experiments.lra.models.attention.base import Attention, budget, register
 from sparseflash.dynamic.lengths import real_tokens
 
 
@@ -102,7 +102,6 @@ class Reformer(Attention):
 
     def __init__(self, *, bucket: int | None = None, hashes: int = 2, **sizes):
         super().__init__(**sizes)
-        refuse_causal(self)
         self.bucket = bucket or budget(self.length, share=32, most=128)
         self.hashes = hashes
         self.halves = max(round(self.length / self.bucket / 2), 1)  # of the hash's values
@@ -173,7 +172,6 @@ class Smyrf(Attention):
 
     def __init__(self, *, cluster: int | None = None, hashes: int = 2, **sizes):
         super().__init__(**sizes)
-        refuse_causal(self)
         self.cluster = cluster or budget(self.length, share=32, most=128)
         self.hashes = hashes
         self.register_buffer("projections", torch.randn(self.head_dim + 2, hashes))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.lra.models.attention.base import Attention, budget, refuse_causal, register
+from experiments.lra.models.attention.base import Attention, budget, register
 from sparseflash.dynamic.lengths import real_tokens
 
 
@@ -23,7 +23,6 @@ class Linear(Attention):
 
     def __init__(self, *, normalise: bool = True, eps: float = 1e-6, **sizes):
         super().__init__(**sizes)
-        refuse_causal(self)
         self.normalise, self.eps = normalise, eps
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
@@ -89,7 +88,6 @@ class Performer(Attention):
         **sizes,
     ):
         super().__init__(**sizes)
-        refuse_causal(self)
         if scale is not None and scale <= 0:
             raise ValueError(f"scale is {scale!r}; it must be a number above 0")
         if kernel == "relu" and (features or scale):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.lra.models.attention.base import Attention, budget, refuse_causal, register
+from experiments.lra.models.attention.base import Attention, budget, register
 from masks import Mask, block_diagonal
 from sparseflash.dynamic.lengths import real_tokens
 
@@ -20,9 +20,6 @@ class Standard(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
         n = k.shape[2]
         allowed = None if lengths is None else real_tokens(lengths, n)[:, None, None]
-        if self.causal:
-            lower = torch.ones(q.shape[2], n, dtype=torch.bool, device=q.device).tril()
-            allowed = lower if allowed is None else allowed & lower
         return softmax_attention(q, k, v, allowed, self.dropout_p)
 
 
@@ -73,15 +70,10 @@ class Local(Attention):
     def _allowed(self, q: Tensor, lengths: Tensor | None, n: int) -> Tensor | None:
         """Bool that broadcasts over the scores (B, H, windows, window, window), or None."""
         windows, window = q.shape[2:4]
-        allowed = None
-        if lengths is not None or n < windows * window:
-            ends = n if lengths is None else lengths[:, None, None, None, None]
-            keys = torch.arange(windows * window, device=q.device).view(windows, 1, window)
-            allowed = keys < ends
-        if self.causal:
-            lower = torch.ones(window, window, dtype=torch.bool, device=q.device).tril()
-            allowed = lower if allowed is None else allowed & lower
-        return allowed
+        if lengths is None and n == windows * window:
+            return None
+        ends = n if lengths is None else lengths[:, None, None, None, None]
+        return torch.arange(windows * window, device=q.device).view(windows, 1, window) < ends
 
 
 @register("linformer", label="Linformer", style=("#009E73", "^", "--"))
@@ -97,7 +89,6 @@ class Linformer(Attention):
 
     def __init__(self, *, rank: int | None = None, shared: bool = False, **sizes):
         super().__init__(**sizes)
-        refuse_causal(self)
         self.rank = rank or budget(self.length, share=16, most=256)
         self.shared = shared
         if shared:

@@ -221,31 +221,6 @@ def test_hidden_tokens_are_predicted_unseen(pool):
     assert not torch.equal(model(first), model(second))
 
 
-CAUSAL = ("standard", "flash", "sparse", "local")
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_a_causal_model_predicts_tokens_from_those_before(name):
-    model = make(name, causal=True, lm_head=True, pool="last").eval()
-    places = torch.arange(1, 40).expand(2, -1)
-    first, second = tokens(2), tokens(2)
-    second[:, 12:] += 1
-    second %= 20
-    found, other = model(first, LENGTHS, places), model(second, LENGTHS, places)
-    assert found.shape == (2, 39, 20)
-    torch.testing.assert_close(found[:, :12], other[:, :12])  # of tokens 1 to 12, by those before
-    assert (found[:, 12] != other[:, 12]).any(1).all()
-    torch.testing.assert_close(model(first, LENGTHS)[1], model(first[1:, :], LENGTHS[1:])[0])
-
-
-def test_kinds_without_a_causal_form_say_so():
-    for name in set(NAMES) - set(CAUSAL):
-        with pytest.raises(ValueError, match=f"causal is True, and {name} attention has no causal"):
-            make(name, causal=True)
-    with pytest.raises(ValueError, match="class token has seen 1 of 41"):
-        make("flash", causal=True, pool="cls")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_training_step_reads_nothing_back_from_the_device(name):
     model = make(name, dropout=0.1, attention_dropout=0.1)

@@ -47,24 +47,6 @@ def read(tokens):
     return (tokens[tokens > 0] - 1).astype(np.uint8).tobytes().decode("utf-8", "ignore")
 
 
-def test_one_csv_of_all_reviews_gives_each_of_them_once(tmp_path):
-    rows = [f'"{i} said ""é"",\nand so on",{"positive" if i % 3 else "negative"}' for i in range(9)]
-    path = tmp_path / "IMDB Dataset.csv"
-    path.write_text("\n".join(["review,sentiment", *rows, rows[0], rows[8]]) + "\n", "utf-8-sig")
-    task = load(tmp_path, max_length=64)
-    assert task.source == "IMDB CSV, 4 + 5 + 5 examples"
-    both = [task.splits[half] for half in ("train", "test")]
-    texts = [read(row) for split in both for row in split.tokens]
-    assert texts == [f'{i} said "é",\nand so on' for i in range(9)]
-    assert [int(x) for split in both for x in split.labels] == [int(i % 3 > 0) for i in range(9)]
-    with pytest.raises(ValueError, match="no aclImdb"):
-        load(tmp_path, "imdb_same_movie")
-    for row in ("a,good", ",positive", "a", '"a'):
-        path.write_text(f"review,sentiment\nb,negative\n{row}\n")
-        with pytest.raises(ValueError, match=r"Dataset\.csv.*columns review and senti"):
-            load(tmp_path)
-
-
 def test_bytes_and_labels_are_those_of_the_files(shared):
     task = load(shared, max_length=400)
     n = (MOVIES - 1) * 2 * LEAST + 2 * (LEAST // 2 - 1)

@@ -48,7 +48,6 @@ FEW = GENERATED | {"task.examples": "[2,1,1]", "batch": 1, "val_examples": 1}
 MORE = {  # the other files of conf/task
     "text4k": SHORT,
     "text_held_out": SHORT,
-    "imdb_whole": SHORT,
     "files": {"task.length": 60, "task.per_label": 24},
     "pathfinder64": FEW,
     "pathfinder128": FEW,

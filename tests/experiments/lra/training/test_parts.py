@@ -212,10 +212,10 @@ def test_evaluation_of_some_draws_them_once():
     assert sorted(rows(evaluator(0, 2)) + rows(evaluator(1, 2))) == sorted(alone)
 
 
-def predictor(causal: bool, pair: bool, calls: list) -> Classifier:
+def predictor(pair: bool, calls: list) -> Classifier:
     """A model in float64 that notes the places that it is asked for."""
     torch.manual_seed(0)
-    sizes = model_config(dropout=0.0, attention_dropout=0.0, dim=8, causal=causal, lm_head=True)
+    sizes = model_config(dropout=0.0, attention_dropout=0.0, dim=8, lm_head=True)
     model = Classifier(9, 12, 2, pair, model=sizes).double()
     model.register_forward_pre_hook(lambda module, given: calls.append(given[2]))
     return model
@@ -224,11 +224,9 @@ def predictor(causal: bool, pair: bool, calls: list) -> Classifier:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("lengths", [None, (12, 3, 7, 1)])
 @pytest.mark.parametrize("pair", [False, True])
-@pytest.mark.parametrize("pretrain", ["masked", "causal"])
-def test_self_pretraining_scores_what_it_predicts_and_no_padding(pretrain, pair, lengths, weighted):
+def test_self_pretraining_scores_what_it_predicts_and_no_padding(pair, lengths, weighted):
     calls: list[torch.Tensor] = []
-    causal = pretrain == "causal"
-    model = predictor(causal, pair, calls)
+    model = predictor(pair, calls)
     tokens = torch.randint(1, 9, (4, 12), generator=torch.Generator().manual_seed(1))
     size = torch.tensor(lengths or [12] * 4)
     weight = torch.tensor([1.0, 0.0] if pair else [1.0, 0.0, 1.0, 1.0]) if weighted else None
@@ -237,24 +235,21 @@ def test_self_pretraining_scores_what_it_predicts_and_no_padding(pretrain, pair,
         shape = (2, 2) if pair else (4,)
         given = tokens.view(*shape, 12), size.view(shape) if lengths else None, torch.zeros(shape)
         torch.manual_seed(2)
-        return Predict(None if causal else 0.5)(model, given, weight)
+        return Predict(0.5)(model, given, weight)
 
     loss, right, count = loss_of(tokens)
     each = [1.0] * 4 if weight is None else weight.repeat_interleave(4 // len(weight)).tolist()
     expected = torch.zeros(3, dtype=torch.float64)
     for row, n, places, own in zip(tokens, size.tolist(), calls[0], each, strict=True):
-        asked = torch.arange(1, n) if causal else places.unique()
-        assert len(asked) == (n - 1 if causal else max(1, round(0.5 * n)))
-        if not len(asked):
-            continue
+        asked = places.unique()
+        assert len(asked) == max(1, round(0.5 * n))
         assert asked.max() < n  # padding is neither hidden nor predicted
         x = model.embedding(row)
-        if not causal:
-            x[asked] = model.hidden_token
+        x[asked] = model.hidden_token
         x = (x + model.positions)[None, :n]
         for block in model.blocks:
             x = block(x, None)
-        logits = model.lm_head(model.norm(x[0])).float()[asked - int(causal)]
+        logits = model.lm_head(model.norm(x[0])).float()[asked]
         losses = F.cross_entropy(logits, row[asked], reduction="sum")
         hits = (logits.argmax(-1) == row[asked]).sum()
         expected += own * torch.tensor([losses.item(), hits.item(), len(asked)])
@@ -269,16 +264,16 @@ def test_self_pretraining_scores_what_it_predicts_and_no_padding(pretrain, pair,
 @pytest.mark.parametrize("micro_batch", [None, 1, 2])
 def test_every_predicted_token_of_a_batch_counts_as_much(micro_batch):
     """Whatever the micro-batch that its sequence is in."""
-    model = predictor(causal=True, pair=False, calls=[])
+    model = predictor(pair=False, calls=[])
     tokens = np.random.default_rng(0).integers(1, 9, (4, 12), np.uint8)
     lengths = np.array([12, 3, 7, 1], np.int32)
     data = DeviceSplit(Split(tokens, np.zeros(4, np.int64), lengths), CPU)
     settings = simple_settings(batch=4, micro_batch=micro_batch, steps=1)
-    loss, right, count = Predict(None)(model, data.batch(torch.arange(4)), None)
+    loss, right, count = Predict(1.0)(model, data.batch(torch.arange(4)), None)
     mean = loss / count
     expected = torch.autograd.grad(mean, list(model.parameters()), allow_unused=True)
     group = Group(0, 1, CPU)
-    trainer = Trainer(model, data, Predict(None), settings, group)  # pyright: ignore
+    trainer = Trainer(model, data, Predict(1.0), settings, group)  # pyright: ignore
     trainer.advance()
     norm = torch.stack([grad.norm() for grad in expected if grad is not None]).norm()
     found = trainer.read_sums(1)
@@ -296,10 +291,10 @@ def test_a_checkpoint_has_the_sums_of_all_processes():
         def sum(self, tensor):  # the other process has three times as much
             return 4 * tensor
 
-    model = predictor(causal=True, pair=False, calls=[])
+    model = predictor(pair=False, calls=[])
     data = DeviceSplit(split(4), CPU)
     settings = simple_settings(batch=4, steps=1)
-    trainer = Trainer(model, data, Predict(None), settings, Two(0, 2, CPU))  # pyright: ignore
+    trainer = Trainer(model, data, Predict(1.0), settings, Two(0, 2, CPU))  # pyright: ignore
     trainer.sums.copy_(torch.tensor([1.0, 2.0, 4.0, 8.0]))
     state = trainer.state()
     assert trainer.sums.tolist() == [1, 2, 4, 8]

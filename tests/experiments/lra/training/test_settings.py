@@ -32,7 +32,7 @@ def settings(*given):
 
 def test_every_task_and_attention_has_a_config():
     assert CHOICES["attention"] == sorted(KINDS)
-    assert {*CHOICES["task"]} == {*TASKS, "text4k", "text_held_out", "imdb_whole"}
+    assert {*CHOICES["task"]} == {*TASKS, "text4k", "text_held_out"}
 
 
 def test_recipes_have_settings_for_tasks():
@@ -115,7 +115,6 @@ REFUSED = {
     "betas=[0.9,2]": r"betas=\[0.9, 2.0\]: .*below 1",
     "lr=0": "lr=0.0: .*above 0",
     "scale=smal": r"scale='smal': choose from .*\(did you mean small\?\)",
-    "pretrain=causal": "pretrain=causal with model.causal=false",
     "init_head=fresh": "init_head=fresh needs init_from=FOLDER",
     "micro_batch=7": "micro_batch=7 does not divide batch=",
     "device=tpu": "device='tpu': choose from cpu, cuda",
