@@ -26,6 +26,7 @@ class Call:
     deterministic: bool = False
     lse_gradient: bool = False
     terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
+    score: str = ""  # one of `offline.SCORES`
     max_scores: bool = False
     n_q: int = 1  # of a step of decoding
     page: int = 0  # tokens of a page of its cache
@@ -71,6 +72,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "picks": {},
     **{name: {"dtype": name} for name in ("float16", "float32")},
     **{name: {"terms": (name,)} for name in ("sink", "softcap", "slopes", "bias")},
+    **{f"{name} rule": {"score": name} for name in ("slopes", "distance", "window", "mixed")},
 }
 CALLS = {  # by backend and head dims
     "hopper": {
@@ -105,8 +107,8 @@ CALLS = {  # by backend and head dims
         "32 64 128 256": "dense; causal, dropout; bias",
         "128": "causal, float16; causal, v of 64",
         "64": "blocks of 16; LSE gradient; maxima; sink",
-        "64 128": "causal, float32; slopes",
         "128 256": "softcap",
+        "64 128": "causal, float32; slopes; slopes rule; distance rule; window rule",
     },
     "decode": {
         "128": ";".join(
@@ -158,6 +160,7 @@ def representative() -> list[Call]:
         call("hopper", 64, "scattered blocks, odd length, deterministic"),
         call("hopper", 64, "split rows, tall rows, sink, maxima", backward=False),
         call("triton", 32, "causal"),
+        call("triton", 32, "mixed rule"),
         call("decode", 32, "global, pages of 16, 16 queries"),
         call("picks", 32, "picks"),
         call("picks", 32, "of each head"),

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from triton import knobs
@@ -21,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import masks
+import sparseflash
 from experiments.tools.calls import Call
 from sparseflash.backends import hopper
 from sparseflash.backends import triton as portable
@@ -62,6 +64,26 @@ CHIPS = {
     "gfx942": Chip("hip", "gfx942", 64, "cdna", 64 * 1024, 304),  # MI300X
 }
 HOPPER, WGMMA = "sm_90a", "wgmma.mma_async"
+
+
+# rules with the shapes of their tables, for 4 heads and at most 1024 tokens
+SCORES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]]]] = {
+    "slopes": (lambda s, h, q, k, slopes: s - slopes[h] * abs(k - q), {"slopes": (4,)}),
+    "distance": (lambda s, h, q, k, bias: s + bias[h, k - q + 127], {"bias": (4, 255)}),
+    "window": (
+        lambda s, h, q, k, bias: s + bias[h, q // 32 - k // 32 + 31, q % 32 - k % 32 + 31],
+        {"bias": (4, 63, 63)},
+    ),
+    # a read of each kind, and a value that the derivatives take from the logits
+    "mixed": (
+        lambda s, b, h, q, k, t, row, col, far, shared, pair: (
+            np.tanh(s * t[h]) * row[q] + col[b, k] + far[h, q - k + 99] + shared[q, k % 9]
+            + pair[b, h, q, k]
+        ),
+        {"t": (4,), "row": (1024,), "col": (1, 1024), "far": (4, 200), "shared": (1024, 9),
+         "pair": (1, 4, 1024, 1024)},
+    ),
+}  # fmt: skip
 
 
 class Kernel(NamedTuple):
@@ -181,8 +203,13 @@ def _launch(call: Call) -> None:
     seed = torch.zeros(1, dtype=torch.int64) if call.dropout_p else None
     cap, biased = 20.0 if "softcap" in call.terms else 0.0, {"slopes", "bias"} & {*call.terms}
     call_options = call.head_dim**-0.5, call.dropout_p, call.deterministic, call.backend
-    options = Options(*call_options, cap, bool(biased), call.max_scores)
-    terms = _terms(call, heads)
+    terms, key = _terms(call, heads), ""
+    if call.score:
+        fn, shapes = SCORES[call.score]
+        tables = {name: torch.zeros(shape).requires_grad_() for name, shape in shapes.items()}
+        bound = sparseflash.score(fn)(**tables)
+        key, terms = bound.key(), terms._replace(tables=tuple(t.detach() for t in bound.tables))
+    options = Options(*call_options, cap, bool(biased), key, call.max_scores)
     problem = describe(q, k, v, call.mask, options, True)
 
     def walk(specs) -> Walk:

@@ -4,8 +4,9 @@ It runs on any NVIDIA GPU since Ampere, or on a CPU under TRITON_INTERPRET=1. De
 same kernel without the lists. See docs/internals/kernels.md.
 """
 
+from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,8 +48,6 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def unsupported(problem: Problem, direction: Direction) -> str | None:
     """Return the reason this backend cannot run the call, or None."""
-    if problem.options.score:
-        return "its kernels have no score functions yet; take backend='auto'"
     device = problem.device.type
     if device != "cuda" and not interpreted():
         return f"its kernels run on CUDA tensors (or under TRITON_INTERPRET=1), not on {device}"
@@ -85,7 +84,7 @@ class Forward:
 
         self.cut = Cut("forward", problem, schedule)
         self.launch = Launch(attention_forward, static=self.cut.static)
-        self.max_scores = problem.options.max_scores
+        self.max_scores, self.score = problem.options.max_scores, _score(problem)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
@@ -105,8 +104,10 @@ class Forward:
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
                 *cut.terms(terms), terms.sink, max_scores,
             )  # fmt: skip
-            bounded = {"BOUNDED": cut.bounded()}
-            return (n_tiles * batch * heads,), args, cut.options(k_desc) | bounded
+            options = cut.options(k_desc) | {"BOUNDED": cut.bounded()}
+            if self.score is not None:
+                options |= {"score_args": self.score.args(terms.tables), "SCORE": self.score.score}
+            return (n_tiles * batch * heads,), args, options
 
         given = terms.sink is not None, *_kinds(terms)
         tensors = (q, k, v, out, lse, max_scores, seed, *terms.flat)
@@ -116,9 +117,10 @@ class Forward:
 
 class Backward:
     """Three kernels: what both passes need of a query, dk and dv by columns, dq by rows. A bias by
-    distance has one more, for its gradient.
+    distance has one more, for its gradient, and so has a score with tables that are not read by
+    query alone.
 
-    They use no atomics, so the results are always the same bits from run to run.
+    They use no atomics but those of integers, so the results are always the same bits.
     """
 
     specs = ()
@@ -130,6 +132,9 @@ class Backward:
             Cut(kernel, problem, schedule)
             for kernel in ("backward_kv", "backward_q", "backward_bias")
         )
+        self.score = _score(problem)
+        if self.score is not None and self.score.added:
+            self.added = Cut("backward_tables", problem, schedule)
         # a tile of the gradient of a bias is square, and lies in one of dq
         self.near_block = min(*self.bias.tiles[:2], *self.q.tiles[:2])
         extents = problem.n_q, problem.n_k, self.near_block, self.q.tiles[:2]
@@ -138,13 +143,17 @@ class Backward:
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=static)
         self.launch_q = Launch(backward.backward_q, static=static)
+        self.launch_tables = Launch(backward.backward_q, static=static)
         self.launch_bias = Launch(backward_bias.backward_bias, static=static)
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         delta, lse_log2, dsink = self.rows(dout, dlse, saved)
         dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
-        dq, ends = self.queries(dout, delta, lse_log2, saved, walk)
-        dbias = None if ends is None else self.distances(dout, delta, lse_log2, ends, saved, walk)
+        dq, sums = self.queries(dout, delta, lse_log2, saved, walk)
+        if self.score is not None:
+            dtables = self.tables(dout, delta, lse_log2, sums, saved, walk)
+            return Gradients(dq, dk, dv, dsink, None, dtables)
+        dbias = None if sums is None else self.distances(dout, delta, lse_log2, sums, saved, walk)
         return Gradients(dq, dk, dv, dsink, dbias)
 
     def rows(
@@ -188,39 +197,78 @@ class Backward:
                 *strides(q, k, v, dout, dk, dv), cut.scale, cut.scale_log2,
                 *cut.dropout(seed), *cut.counts(n_tiles, by_query=False), *cut.terms(terms),
             )  # fmt: skip
-            return (n_tiles * k.shape[0] * k.shape[1],), args, cut.options(q_desc)
+            options = cut.options(q_desc)
+            if self.score is not None:
+                tables = {"score_args": self.score.args(terms.tables)}
+                options |= tables | {"SCORE": self.score.score, "SLOPE": self.score.slope}
+            return (n_tiles * k.shape[0] * k.shape[1],), args, options
 
-        tensors = (q, k, v, dout, dk, dv, lse_log2, delta, seed, terms.slopes, terms.bias)
+        tensors = (
+            q, k, v, dout, dk, dv, lse_log2, delta, seed, terms.slopes, terms.bias, *terms.tables
+        )  # fmt: skip
         self.launch_kv(tensors, arguments, lists, (dout.stride(), dk.stride(), *_kinds(terms)))
         return dk, dv
 
     def queries(
-        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, Tensor | None]:
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk,
+        units: Tensor | None = None, buffers: Sequence[Tensor] = (),
+    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """dq, by query tiles over the rows of the mask. Where there is a bias, also (parts, B, Hq,
         2): sums of dS for its first entry, and its last. The last parts are those of `distances`.
+        Where there is a score, also its sums by query (sums, B, Hq, N_q).
+
+        units: of sums of gradients of tables, which are added to buffers; there is no dq then.
         """
         q, k, v, *_, seed, terms = saved
-        cut, bias, ends = self.q, terms.bias, None
-        dq = torch.empty_like(q)
+        cut, launch, bias, score, sums = self.q, self.launch_q, terms.bias, self.score, None
+        dq = None if units is not None else torch.empty_like(q)
+        if dq is None:
+            cut, launch = self.added, self.launch_tables
         lists = _lists(walk.schedule, "rows")
         n_tiles = cdiv(q.shape[2], cut.tiles.block_m)
         if bias is not None:
             _, diagonals, n_parts = self.near(bias.shape[1] // 2)
-            ends = bias.new_empty(n_tiles + n_parts * diagonals, q.shape[0], q.shape[1], 2)
+            sums = bias.new_empty(n_tiles + n_parts * diagonals, q.shape[0], q.shape[1], 2)
+        elif score is not None and dq is not None:
+            sums = lse_log2.new_empty(len(score.summed), *q.shape[:3])
 
         def arguments():
             k_desc, v_desc = descriptors((k, v), cut.tiles.block_n, cut.widths)
             args = (
                 q, k, v, dout, k_desc, v_desc, dq, lse_log2, delta, *lists,
-                *strides(q, k, v, dout, dq), cut.scale, cut.scale_log2,
-                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True), *cut.terms(terms), ends,
+                *strides(q, k, v, dout, q if dq is None else dq), cut.scale, cut.scale_log2,
+                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True), *cut.terms(terms),
+                sums if score is None else None,
             )  # fmt: skip
-            return (n_tiles * q.shape[0] * q.shape[1],), args, cut.options(k_desc)
+            options = cut.options(k_desc)
+            if score is not None:
+                tables = score.args(terms.tables)
+                options |= {"score_args": tables, "SCORE": score.score, "SLOPE": score.slope_sums}
+                if dq is None:
+                    added = {"score_args": (*tables, units, *buffers), "SLOPE": score.slope_tables}
+                    options |= added
+                else:
+                    options |= {"RowSums": sums, "SUMS": len(score.summed)}
+            return (n_tiles * q.shape[0] * q.shape[1],), args, options
 
-        tensors = (q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, ends)
-        self.launch_q(tensors, arguments, lists, (dout.stride(), dq.stride(), *_kinds(terms)))
-        return dq, ends
+        tensors = (
+            q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, sums, *terms.tables,
+            units, *buffers,
+        )  # fmt: skip
+        layout = dout.stride(), dq is not None and dq.stride(), *_kinds(terms)
+        launch(tensors, arguments, lists, layout)
+        return dq, sums
+
+    def tables(
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, row_sums: Tensor, saved: Saved,
+        walk: Walk,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        """Return the gradients of the tables of a score; row_sums: from `queries`."""
+        score, tables = self.score, saved.terms.tables
+        buffers, units = score.buffers(tables), score.units(row_sums)
+        if buffers:
+            self.queries(dout, delta, lse_log2, saved, walk, units, buffers)
+        return score.gradients(tables, row_sums, units, buffers, saved.k.shape[2])
 
     def distances(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, ends: Tensor, saved: Saved, walk: Walk
@@ -263,7 +311,7 @@ class Cut:
 
     def __init__(self, kernel: str, problem: Problem, schedule: Schedule | None):
         facts = schedule.facts if schedule is not None else None
-        self.problem, self.facts, options = problem, facts, problem.options
+        self.problem, self.facts = problem, facts
         self.static = schedule is None or not schedule.dynamic
         self.scale, self.dropout_p = problem.scale, problem.options.dropout_p
         self.scale_log2 = scale_log2(self.scale)
@@ -281,7 +329,7 @@ class Cut:
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
             family=family_of(problem.device), block_q=block_q, block_k=block_k,
             padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
-            terms="biased" if options.biased else "capped" if options.softcap else "",
+            terms=_terms_row(problem),
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"
@@ -357,12 +405,30 @@ def family_of(device: torch.device) -> Family:
     return families.get(capability[0], "ampere")
 
 
+def _terms_row(problem: Problem) -> Literal["", "capped", "biased", "paired"]:
+    """Return what in the scores decides about tiles."""
+    options = problem.options
+    if (score := _score(problem)) is not None:
+        return "paired" if score.paired else "biased" if score.rule.kinds else "capped"
+    return "biased" if options.biased else "capped" if options.softcap else ""
+
+
+def _score(problem: Problem) -> Any:
+    """Return the `KernelScore` of a problem, or None."""
+    if not problem.options.score:
+        return None
+    from sparseflash.score.by_triton import kernel_score
+
+    return kernel_score(problem.options.score)
+
+
 def _lists(schedule: Schedule | None, side: Side) -> tuple[Tensor | None, ...]:
     if schedule is None:
         return (None,) * 5
     return (*(schedule.rows if side == "rows" else schedule.cols), schedule.bits)
 
 
-def _kinds(terms: TermTensors) -> tuple[bool, int]:
+def _kinds(terms: TermTensors) -> tuple[Any, ...]:
     """Return what a launch depends on."""
-    return terms.slopes is not None, 0 if terms.bias is None else terms.bias.shape[1]
+    bias = 0 if terms.bias is None else terms.bias.shape[1]
+    return terms.slopes is not None, bias, *(t.shape for t in terms.tables)

@@ -37,7 +37,7 @@ class Scored:
         **numbers: Tensor,
     ):  # fmt: skip
         self.rule, self.tables = rule, tables
-        counts = (torch.tensor(n, device=s.device) for n in (n_q, n_k))
+        counts = (torch.full((), n, device=s.device) for n in (n_q, n_k))
         self.given = {"s": s, **numbers, **dict(zip(("n_q", "n_k"), counts, strict=True))}
         self.real, self.device = s.dtype, s.device
         self._known: dict[Expression, Tensor] = {}
@@ -56,7 +56,7 @@ class Scored:
         for read in self.rule.reads:
             total = into[read.table]
             assert total is not None
-            place = self._place(read.table, read.index)
+            place = self.place(read.table, read.index)
             part = self.value(read.grad).masked_fill(hidden, 0.0)
             gather(total, place, part)
         ds = self.value(self.rule.ds)
@@ -69,7 +69,7 @@ class Scored:
             found = self._known[node] = self._value(node)
         return found
 
-    def _place(self, table: int, index: Iterable[Expression]) -> Tensor:
+    def place(self, table: int, index: Iterable[Expression]) -> Tensor:
         """Return the number of an entry of the table, flat."""
         at = torch.zeros((), dtype=torch.int64, device=self.device)
         for i, size in zip(index, self.tables[table].shape, strict=True):
@@ -81,15 +81,17 @@ class Scored:
             return self.given[node.op]
         if node.op in ("float", "truth"):
             dtype = self.real if node.kind == REAL else torch.bool
-            return torch.tensor(node.data, dtype=dtype, device=self.device)
+            return torch.full((), node.data, dtype=dtype, device=self.device)
         if node.op == "sum":
             total, factors = node.data
             for arg, factor in zip(node.args, factors, strict=True):
                 part = self.value(arg)
                 total = part * factor + total if factor != 1 else part + total
-            return torch.as_tensor(total, device=self.device)
+            if not isinstance(total, Tensor):
+                total = torch.full((), total, device=self.device)
+            return total
         if node.op == "load":
-            found = self.tables[node.data].reshape(-1)[self._place(node.data, node.args)]
+            found = self.tables[node.data].reshape(-1)[self.place(node.data, node.args)]
             return found.to({REAL: self.real, INT: torch.int64, BOOL: torch.bool}[node.kind])
         compared = node.kind == BOOL and len(node.args) == 3 and node.op != "where"
         values = [self.value(arg) for arg in node.args[1 if compared else 0 :]]

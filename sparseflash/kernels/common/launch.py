@@ -73,10 +73,13 @@ class Launch:
         with torch.cuda.device(device) if device >= 0 else nullcontext():  # -1: the CPU
             grid, args, options = arguments()
             everything = (*tensors, *lists) if self._static else tensors
-            places = _places(args, everything)
+            places = _places((*args, *options.values()), everything)
             compiled = self._kernel[grid](*args, **options, **FUSED)
-            # the interpreter, which takes tensors on a GPU too, has compiled nothing
-            if device < 0 or compiled is None or (layout, misaligned) in self._repeats:
+            # the interpreter, which takes tensors on a GPU too, has compiled nothing; and if one
+            # tensor has two places, those of a later call may have two
+            given = [id(t) for t in tensors if t is not None]
+            once = len(set(given)) == len(given)
+            if device < 0 or compiled is None or not once or (layout, misaligned) in self._repeats:
                 return
             repeat = _repeat(self._kernel, device, compiled, (grid, args, options), places)
             if repeat is not None:
@@ -152,6 +155,7 @@ class _Repeat(NamedTuple):
     arguments: list[Any]  # of the kernel, without the addresses
     pointers: list[tuple[int, int]]  # (place among the arguments, number of the tensor)
     maps: list["_Map"]
+    tuples: list[slice]  # of arguments that are one, the last first
     encode: Any
     runtime: Any  # Triton's knobs
 
@@ -170,6 +174,8 @@ class _Repeat(NamedTuple):
                     encoded.clear()
                 tensor_map = encoded[address] = self.encode(address, *layout)
             values[place] = tensor_map
+        for part in self.tuples:
+            values[part] = [tuple(values[part])]
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         if self.listed:
             self.launcher(*self.grid, stream, *self.head, values)
@@ -200,18 +206,18 @@ class _Map(NamedTuple):
 
 
 def _places(args: Sequence[Any], tensors: Sequence[Tensor | None]) -> dict[int, int]:
-    """Argument -> number of its tensor. An argument that is missing there would go stale."""
+    """Return the numbers of tensors by their id. An argument that is missing there would go
+    stale.
+    """
     numbers = {id(t): i for i, t in enumerate(tensors) if t is not None}
-    places = {}
     for i, arg in enumerate(args):
-        base = getattr(arg, "base", None) if hasattr(arg, "block_shape") else arg
-        if isinstance(base, Tensor):
-            if id(base) not in numbers:
+        for part in arg if isinstance(arg, tuple) else (arg,):
+            base = getattr(part, "base", None) if hasattr(part, "block_shape") else part
+            if isinstance(base, Tensor) and id(base) not in numbers:
                 raise ValueError(
                     f"argument {i} of the kernel is not among the tensors of the launch: add it"
                 )
-            places[i] = numbers[id(base)]
-    return places
+    return numbers
 
 
 def _repeat(
@@ -247,14 +253,19 @@ def _repeat(
         head = *head, *scratch, compiled.packed_metadata, *hooks
         encode = utils.fill_tma_descriptor
     values: list[Any] = []
-    pointers, maps, descriptors = [], [], 0
-    for i, parameter in enumerate(kernel.params):
+    pointers, maps, descriptors, tuples = [], [], 0, []
+
+    def add(arg: Any) -> None:
+        if isinstance(arg, Tensor):
+            pointers.append((len(values), places[id(arg)]))
+        values.append(None if isinstance(arg, Tensor) else arg)
+
+    for parameter in kernel.params:
         arg = named.get(parameter.name, parameter.default)
         if isinstance(arg, tuple):
-            return None
-        if isinstance(arg, Tensor):
-            pointers.append((len(values), places[i]))
-            values.append(None)
+            tuples.append(slice(len(values), len(values) + len(arg)))
+            for part in arg:
+                add(part)
         elif hasattr(arg, "block_shape"):
             meta = metadata.tensordesc_meta and metadata.tensordesc_meta[descriptors]
             descriptors += 1
@@ -264,10 +275,11 @@ def _repeat(
                 meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
                 meta["block_size"], list(arg.shape), list(arg.strides), int(arg.padding == "nan"),
             )  # fmt: skip
-            maps.append(_Map(len(values), places[i], layout, {}))
+            maps.append(_Map(len(values), places[id(arg.base)], layout, {}))
             values += [None, *arg.shape, *arg.strides]
         else:
-            values.append(arg)
+            add(arg)
     grid = *grid, *(1,) * (3 - len(grid))
     runtime = triton.knobs.runtime
-    return _Repeat(device, launcher, grid, head, listed, values, pointers, maps, encode, runtime)
+    filled = values, pointers, maps, tuples[::-1]
+    return _Repeat(device, launcher, grid, head, listed, *filled, encode, runtime)

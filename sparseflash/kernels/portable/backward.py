@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from sparseflash.kernels.common.dropout import head_keys
-from sparseflash.kernels.common.softmax import probabilities
+from sparseflash.kernels.common.softmax import LOG2E, probabilities
 from sparseflash.kernels.portable.common import (
     UNSPECIALIZED,
     block_list,
@@ -24,23 +24,33 @@ from sparseflash.kernels.portable.common import (
     store_tile,
     tile_bits,
 )
+from sparseflash.kernels.portable.score import scored, sloped
 from sparseflash.kernels.portable.terms import bias_of, is_high, is_low, shift_with, with_terms
 
 
 @triton.jit
 def kv_step(
     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    cap, Slopes, bias, radius, first,
+    cap, Slopes, bias, radius, first, scale, b, h, q_start, k_start, n_q, n_k, score_args,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    SCORE: tl.constexpr, SLOPE: tl.constexpr,
 ):  # fmt: skip
     """Add one query tile to dK and dV; scores are [BLOCK_N, BLOCK_M], keys by queries."""
     s = tl.dot(k, q.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     dp = tl.dot(v, dout.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
-    t, logits, unit, rest = with_terms(
-        s, scale_log2, cap, Slopes, bias, radius, first,
-        q.shape[0], k.shape[0], True, True, q.dtype != tl.float32,
-    )  # fmt: skip
-    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[None, :])
+    FAST: tl.constexpr = q.dtype != tl.float32
+    if SCORE is None:
+        t, logits, unit, rest = with_terms(
+            s, scale_log2, cap, Slopes, bias, radius, first,
+            q.shape[0], k.shape[0], True, True, FAST,
+        )  # fmt: skip
+        p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[None, :])
+    else:
+        logits, kept_values = scored(
+            s, scale, b, h, q_start, k_start, n_q, n_k, score_args,
+            q.shape[0], k.shape[0], True, FAST, SCORE,
+        )  # fmt: skip
+        p = probabilities(logits, LOG2E, lse_log2[None, :])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     kept = p
@@ -50,6 +60,11 @@ def kv_step(
     ds = p * (dp - delta[None, :])
     if cap is not None:
         ds *= 1.0 - t * t
+    if SLOPE is not None:
+        ds, _sums = sloped(
+            s, ds, kept_values, scale, b, h, q_start, k_start, n_q, n_k, score_args, (),
+            q.shape[0], k.shape[0], True, FAST, SLOPE,
+        )  # fmt: skip
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
     dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)  # [BLOCK_N, BLOCK_DV]
     return dk, dv
@@ -69,6 +84,7 @@ def backward_kv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    score_args=None, SCORE: tl.constexpr = None, SLOPE: tl.constexpr = None,
 ):  # fmt: skip
     """DK and DV, like k and v: a program sums those of BLOCK_N keys of one key head.
 
@@ -122,6 +138,8 @@ def backward_kv(
                 elif DENSE:
                     start = n_full * BLOCK_M
                     allowed = True
+                    if SCORE is not None:  # whatever it gives for such a query
+                        allowed = (start + query < n_q)[None, :]
                 else:
                     start = block_start(partial_idx, t, BLOCK_Q, BLOCK_M, False)
                     allowed = tile_bits(
@@ -153,7 +171,9 @@ def backward_kv(
                 dk, dv = kv_step(
                     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
                     cap, slopes, bias, radius, first_key - start,
-                    phase == 0 and not DENSE, DROPOUT, PRECISION,
+                    scale, b, h, start, k_start, n_q, n_k, score_args,
+                    phase == 0 and (not DENSE or SCORE is not None), DROPOUT, PRECISION,
+                    SCORE, SLOPE,
                 )  # fmt: skip
 
     dk *= scale
@@ -167,20 +187,30 @@ def backward_kv(
 
 @triton.jit
 def q_step(
-    dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    cap, Slopes, bias, radius, first,
+    dq, low, high, sums, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+    cap, Slopes, bias, radius, first, scale, b, h, q_start, k_start, n_q, n_k, score_args,
     MASKED: tl.constexpr, FAR: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    SCORE: tl.constexpr, SLOPE: tl.constexpr, WITH_DQ: tl.constexpr,
 ):  # fmt: skip
     """Add one key tile to dQ; scores are [BLOCK_M, BLOCK_N], queries by keys.
 
-    FAR: add it to the sums of `low` and `high` tiles [BLOCK_M].
+    FAR: add it to the sums of `low` and `high` tiles [BLOCK_M]. sums: those of SLOPE. Without DQ,
+    SLOPE adds to the gradients of tables.
     """
     s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-    t, logits, unit, rest = with_terms(
-        s, scale_log2, cap, Slopes, bias, radius, first,
-        q.shape[0], k.shape[0], False, True, q.dtype != tl.float32,
-    )  # fmt: skip
-    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[:, None])
+    FAST: tl.constexpr = q.dtype != tl.float32
+    if SCORE is None:
+        t, logits, unit, rest = with_terms(
+            s, scale_log2, cap, Slopes, bias, radius, first,
+            q.shape[0], k.shape[0], False, True, FAST,
+        )  # fmt: skip
+        p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[:, None])
+    else:
+        logits, kept_values = scored(
+            s, scale, b, h, q_start, k_start, n_q, n_k, score_args,
+            q.shape[0], k.shape[0], False, FAST, SCORE,
+        )  # fmt: skip
+        p = probabilities(logits, LOG2E, lse_log2[:, None])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
@@ -188,13 +218,19 @@ def q_step(
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[:, None])
     if FAR:
-        sums = tl.sum(ds, 1)  # [BLOCK_M]
-        low += tl.where(is_low(radius, first, k.shape[0]), sums, 0.0)
-        high += tl.where(is_high(radius, first, q.shape[0]), sums, 0.0)
+        far = tl.sum(ds, 1)  # [BLOCK_M]
+        low += tl.where(is_low(radius, first, k.shape[0]), far, 0.0)
+        high += tl.where(is_high(radius, first, q.shape[0]), far, 0.0)
     if cap is not None:
         ds *= 1.0 - t * t
-    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-    return dq, low, high
+    if SLOPE is not None:
+        ds, sums = sloped(
+            s, ds, kept_values, scale, b, h, q_start, k_start, n_q, n_k, score_args, sums,
+            q.shape[0], k.shape[0], False, FAST, SLOPE,
+        )  # fmt: skip
+    if WITH_DQ:
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+    return dq, low, high, sums
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -211,8 +247,13 @@ def backward_q(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    score_args=None, RowSums=None,
+    SCORE: tl.constexpr = None, SLOPE: tl.constexpr = None, SUMS: tl.constexpr = 0,
 ):  # fmt: skip
     """DQ, like q: a program sums that of BLOCK_M queries of one head.
+
+    With a score, RowSums (SUMS, B, H_q, n_q) is what SLOPE sums. Without DQ, SLOPE adds to the
+    gradients of tables.
 
     FarSums (n_tiles, B * H_q, 2), where there is one: sums of dS over the tiles that take the first
     entry of the bias, and over those that take the last.
@@ -257,6 +298,9 @@ def backward_q(
     FAR: tl.constexpr = FarSums is not None
     low = tl.zeros([BLOCK_M], tl.float32)
     high = tl.zeros([BLOCK_M], tl.float32)
+    sums = ()
+    for _ in tl.static_range(SUMS):
+        sums = sums + (tl.zeros([BLOCK_M], tl.float32),)  # noqa: RUF005
 
     if PARTIAL:
         for t in tl.range(0, n_partial):
@@ -276,10 +320,11 @@ def backward_q(
                 keep = keep_bits(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
                 )
-            dq, low, high = q_step(
-                dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed,
+            dq, low, high, sums = q_step(
+                dq, low, high, sums, q, k, v, dout, lse_log2, delta, scale_log2, allowed,
                 keep, keep_scale, cap, Slopes, bias, radius, start - first_key,
-                True, FAR, DROPOUT, PRECISION,
+                scale, b, h, q_start, start, n_q, n_k, score_args,
+                True, FAR, DROPOUT, PRECISION, SCORE, SLOPE, DQ is not None,
             )  # fmt: skip
 
     # the index is loaded one tile ahead: a load that an address waits for would cost the pipeline a
@@ -300,16 +345,21 @@ def backward_q(
             keep = keep_bits(
                 row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
             )
-        dq, low, high = q_step(
-            dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
-            cap, Slopes, bias, radius, start - first_key,
-            False, FAR, DROPOUT, PRECISION,
+        dq, low, high, sums = q_step(
+            dq, low, high, sums, q, k, v, dout, lse_log2, delta, scale_log2, True, keep,
+            keep_scale, cap, Slopes, bias, radius, start - first_key,
+            scale, b, h, q_start, start, n_q, n_k, score_args,
+            False, FAR, DROPOUT, PRECISION, SCORE, SLOPE, DQ is not None,
         )  # fmt: skip
         start = next_start
 
-    dq_base = DQ + b * stride_dqb + h * stride_dqh
-    store_tile(dq_base, q_start, stride_dqn, n_q, dq * scale, BLOCK_M, HEAD_DIM, BLOCK_D)
+    if DQ is not None:
+        dq_base = DQ + b * stride_dqb + h * stride_dqh
+        store_tile(dq_base, q_start, stride_dqn, n_q, dq * scale, BLOCK_M, HEAD_DIM, BLOCK_D)
+    for i in tl.static_range(SUMS):
+        rows_of = RowSums + i * (tl.num_programs(0) // n_tiles).to(tl.int64) * n_q
+        tl.store(rows_of + at, sums[i], mask=rows < n_q)
     if FAR:
-        sums = FarSums + 2 * (tile * (tl.num_programs(0) // n_tiles) + bh)
-        tl.store(sums, tl.sum(low, 0))
-        tl.store(sums + 1, tl.sum(high, 0))
+        far_sums = FarSums + 2 * (tile * (tl.num_programs(0) // n_tiles) + bh)
+        tl.store(far_sums, tl.sum(low, 0))
+        tl.store(far_sums + 1, tl.sum(high, 0))

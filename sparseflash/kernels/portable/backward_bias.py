@@ -19,6 +19,7 @@ from sparseflash.kernels.portable.terms import (
     near_entries,
     shift_with,
     spread,
+    sums_by_distance,
     with_terms,
 )
 
@@ -37,15 +38,6 @@ def tiles_of(row_ptr, col_idx, tile_idx, row, block, there, SIZE: tl.constexpr):
         found = tl.where(idx == block[:, None], at, -1)  # [ROWS, SIZE]
         place = tl.maximum(place, tl.max(found, 1))
     return tl.load(tile_idx + begin + place, mask=place >= 0, other=-2)
-
-
-@triton.jit
-def sums_by_distance(x, BLOCK: tl.constexpr):
-    """Those of a tile [BLOCK, BLOCK], at the distances of its `band`."""
-    key = tl.arange(0, 2 * BLOCK)[None, :] - BLOCK + tl.arange(0, BLOCK)[:, None]
-    inside = (key >= 0) & (key < BLOCK)  # [BLOCK, 2 * BLOCK]
-    skewed = tl.gather(x, tl.minimum(tl.maximum(key, 0), BLOCK - 1), 1)
-    return tl.sum(tl.where(inside, skewed, 0.0), 0)  # [2 * BLOCK]
 
 
 @triton.jit(do_not_specialize=(*UNSPECIALIZED, "first_diagonal", "diagonals", "n_parts"))
@@ -144,7 +136,7 @@ def backward_bias(
                 dp = tl.where(keep, dp * keep_scale, 0.0)
             total += p * (dp - delta[:, None])
 
-    sums = sums_by_distance(total, BLOCK)
+    sums = sums_by_distance(total, BLOCK, BLOCK)
     d = band(first, BLOCK, BLOCK)
     Sums += ((bh.to(tl.int64) * n_parts + part) * 2 + diagonal % 2) * (2 * radius + 1) + radius
     tl.store(Sums + d, sums, mask=tl.abs(d) < radius)

@@ -25,14 +25,16 @@ Table = dict[tuple[str, int], Tiles]
 # blocks: the code that masks needs registers. A row " short" is for masks with few keys to a query,
 # where occupancy counts most. A row " padded" is for head dims that are padded, which TMA does not
 # copy: addresses need registers. A row " terms" is for scores with a cap, slopes or a bias, whose
-# code needs registers, and a row " biased" for those with slopes or a bias. Rows are measured for
-# Hopper, the padded ones apart; those for terms and for other GPUs are chosen by what compiles with
-# few spills (docs/results/kernels.md).
+# code needs registers, a row " biased" for those with slopes, a bias or tables of a score, and a
+# row " paired" for tables that are read by key or by pair. Rows are measured for Hopper, the padded
+# ones apart; those for terms and for other GPUs are chosen by what compiles with few spills
+# (docs/results/kernels.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
     ("forward short", 64): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward terms", 64): Tiles(64, 128, 4, 1, max_registers=128),
+    ("forward paired", 64): Tiles(64, 64, 4, 2),
     ("forward partial", 64): Tiles(128, 64, 8, 2, max_registers=128),
     ("forward", 128): Tiles(64, 128, 4, 1, max_registers=168),
     ("forward partial", 128): Tiles(128, 64, 8, 2, max_registers=128),
@@ -40,6 +42,7 @@ HOPPER = {
     ("backward_kv", 32): Tiles(128, 64, 4, 2),
     ("backward_kv", 64): Tiles(32, 64, 4, 2),
     ("backward_kv biased", 64): Tiles(32, 64, 4, 2, max_registers=128),
+    ("backward_kv paired", 64): Tiles(32, 64, 4, 2),
     ("backward_kv partial", 64): Tiles(64, 64, 4, 1, max_registers=168),
     ("backward_kv partial terms", 64): Tiles(32, 64, 4, 1, max_registers=168),
     ("backward_kv", 128): Tiles(64, 64, 4, 2),
@@ -54,6 +57,10 @@ HOPPER = {
     ("backward_q", 128): Tiles(128, 64, 8, 3),
     ("backward_q partial", 128): Tiles(64, 64, 4, 2),
     ("backward_q", 256): Tiles(128, 64, 8, 1),
+    ("backward_tables", 32): Tiles(64, 64, 8, 2),
+    ("backward_tables", 64): Tiles(64, 64, 8, 2),
+    ("backward_tables", 128): Tiles(64, 64, 8, 2),
+    ("backward_tables", 256): Tiles(64, 32, 8, 1),
     ("backward_bias", 32): Tiles(64, 64, 8, 3, max_registers=128),
     ("backward_bias", 64): Tiles(64, 64, 8, 3, max_registers=128),
     ("backward_bias", 128): Tiles(64, 64, 8, 1, max_registers=128),
@@ -144,7 +151,7 @@ def tiles_for(
     keys_per_query: float,
     block_q: int,
     block_k: int,
-    terms: Literal["", "capped", "biased"] = "",
+    terms: Literal["", "capped", "biased", "paired"] = "",
 ) -> Tiles:
     """Tiles of `kernel` that divide the mask's blocks of block_q x block_k tokens.
 
@@ -159,7 +166,8 @@ def tiles_for(
         kinds = ["padded"] * padded
         kinds += ["partial"] if partial else ["short"] if keys_per_query <= SHORT_ROW else []
         names = [*(f"{kernel} {kind}" for kind in kinds), kernel]
-        ends = [" biased"] * (terms == "biased") + [" terms"] * bool(terms) + [""]
+        kinds_of = {"paired": [" paired", " biased"], "biased": [" biased"]}
+        ends = [*kinds_of.get(terms, []), *[" terms"] * bool(terms), ""]
         rows = [(f"{n}{end}", width) for n in names for end in ends]
         tables = _tables(family)
         tiles = next(table[row] for row in rows for table in tables if row in table)

@@ -11,6 +11,8 @@ from triton.language.target_info import cuda_capability_geq
 
 from sparseflash.kernels.common.dropout import head_keys
 from sparseflash.kernels.common.softmax import (
+    LN2,
+    LOG2E,
     natural_lse,
     natural_max,
     nonzero,
@@ -32,6 +34,7 @@ from sparseflash.kernels.portable.common import (
     store_tile,
     tile_bits,
 )
+from sparseflash.kernels.portable.score import scored
 from sparseflash.kernels.portable.terms import bias_of, shift_with, with_terms
 
 
@@ -83,6 +86,7 @@ def attention_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BOUNDED: tl.constexpr,
+    score_args=None, SCORE: tl.constexpr = None,
 ):  # fmt: skip
     """q (B, H_q, n_q, HEAD_DIM), k (B, H_kv, n_k, HEAD_DIM), v (B, H_kv, n_k, HEAD_DIM_V) -> Out
     (B, H_q, n_q, HEAD_DIM_V), Lse (B, H_q, n_q) and, unless it is None, MaxScores like Lse.
@@ -145,14 +149,21 @@ def attention_forward(
                 BLOCK_N, HEAD_DIM, BLOCK_D, phase == 1, TMA,
             )  # fmt: skip
             s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-            _, s, unit, rest = with_terms(
-                s, scale_log2, cap, Slopes, bias, radius, start - first_key,
-                BLOCK_M, BLOCK_N, False, False, FAST,
-            )  # fmt: skip
+            if SCORE is None:
+                _, s, unit, rest = with_terms(
+                    s, scale_log2, cap, Slopes, bias, radius, start - first_key,
+                    BLOCK_M, BLOCK_N, False, False, FAST,
+                )  # fmt: skip
+            else:  # which may be -inf
+                s, _kept = scored(
+                    s, scale_log2 * LN2, b, h, q_start, start, n_q, n_k, score_args,
+                    BLOCK_M, BLOCK_N, False, FAST, SCORE,
+                )  # fmt: skip
+                unit, rest = LOG2E, 0.0
             if phase == 0:
                 s = tl.where(allowed, s, float("-inf"))
             p, alpha, m, l = online_softmax(
-                s, m, l, unit, phase == 0, BOUNDED, Slopes, bias, rest
+                s, m, l, unit, phase == 0 or SCORE is not None, BOUNDED, Slopes, bias, rest
             )  # fmt: skip
             if DROPOUT:
                 keep = keep_bits(

@@ -43,6 +43,16 @@ def spread(values, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr
 
 
 @triton.jit
+def sums_by_distance(x, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return those of a tile [BLOCK_M, BLOCK_N], at the distances of its `band`."""
+    WIDTH: tl.constexpr = 2 * max(BLOCK_M, BLOCK_N)
+    key = tl.arange(0, WIDTH)[None, :] - BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    inside = (key >= 0) & (key < BLOCK_N)  # [BLOCK_M, WIDTH]
+    skewed = tl.gather(x, tl.minimum(tl.maximum(key, 0), BLOCK_N - 1), 1)
+    return tl.sum(tl.where(inside, skewed, 0.0), 0)  # [WIDTH]
+
+
+@triton.jit
 def add_exact_slopes(
     s, slope, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr
 ):

@@ -58,6 +58,25 @@ def test_repeated_launches_follow_their_tensors(static):
         launched(launch, numbers(offset), given)
 
 
+@triton.jit
+def add_pair(A, Out, pair, SIZE: tl.constexpr):
+    """Out = A * n + B, where pair = (B, n)"""
+    place = tl.arange(0, SIZE)
+    tl.store(Out + place, tl.load(A + place) * pair[1] + tl.load(pair[0] + place))
+
+
+@on_gpu
+def test_repeated_launches_take_tuples_and_tensors_in_two_places():
+    for n in (1, 3, 16):
+        launch = Launch(add_pair, static=True)
+        for same in (True, False, False, False):
+            a, out = numbers(), numbers()
+            b = a if same else numbers()
+            launch((a, b, out), lambda: ((1,), (a, out), {"pair": (b, n), "SIZE": 64}))  # noqa: B023
+            torch.testing.assert_close(out, a * n + b)
+        assert any(launch._repeats.values())
+
+
 @on_gpu
 def test_tensors_of_another_device_are_computed_there():
     if torch.cuda.device_count() < 2:

@@ -1,0 +1,164 @@
+"""Score functions on a GPU: random calls against float64, bits, and new tables without new kernels.
+
+python -m tests.gpu.test_score 1000
+
+Without a GPU, under TRITON_INTERPRET=1, that checks such calls in float16 and float32.
+"""
+
+import random
+import sys
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash.testing import make_qkv
+from tests.gpu_calls import GPU, captured
+from tests.sparseflash.score.cases import CASES, oracle, tables_of
+
+pytestmark = GPU
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LIMITS = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 5e-5}  # of the norm
+MASKS = (
+    None,
+    masks.causal(),
+    masks.causal(align="bottom_right") | masks.global_tokens(20),
+    masks.local(40) | masks.butterfly(16),
+    masks.random_blocks(0.4, block=32, seed=1, per_head=True),
+    masks.where(lambda q, k: (q * 7 + k * 3) % 11 < 4),  # all blocks are partial
+)
+
+
+def call(name, sizes, mask, dtype, kv_heads=None, head_dim=64, v_head_dim=None, seed=0, **options):
+    """Return the inputs, results and gradients of a call, and those of the oracle."""
+    case, (b, h, n, m) = CASES[name], sizes
+    q, k, v = make_qkv(
+        b, h, n, m, head_dim, kv_heads=kv_heads, v_head_dim=v_head_dim, dtype=dtype,
+        device=DEVICE, requires_grad=True,
+    )  # fmt: skip
+    tables = tables_of(case, sizes, dtype if seed % 2 else torch.float32, seed)
+    on_gpu = {k: t.detach().to(DEVICE).requires_grad_(t.requires_grad) for k, t in tables.items()}
+    sink = torch.randn(h, device=DEVICE).requires_grad_() if options.pop("sink", False) else None
+    score = sparseflash.score(case.fn)
+    found = sparseflash.attention(
+        q, k, v, mask, score=score(**on_gpu), return_lse=True, seed=seed, backend="triton",
+        terms=None if sink is None else sparseflash.Terms(sink=sink), **options,
+    )  # fmt: skip
+    inputs = [t for t in (q, k, v, sink, *on_gpu.values()) if t is not None and t.requires_grad]
+    allowed = None if mask is None else mask.build(n, m, 16, heads=h, batch=b).to_dense()
+    allowed = None if allowed is None else torch.from_numpy(allowed)
+    copies = [None if t is None else t.detach().cpu().requires_grad_() for t in (q, k, v, sink)]
+    of_oracle = [*filter(torch.is_tensor, copies), *(t for t in tables.values() if t.requires_grad)]
+    wanted = oracle(
+        *copies[:3], allowed, case.fn, (*score.places, *score.names), tables, copies[3],
+        options.get("dropout_p", 0.0), seed,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    weights = [torch.randn(t.shape, dtype=torch.float64, generator=generator) for t in wanted[:2]]
+    results = []
+    for outs, xs in ((found, inputs), (wanted[:2], of_oracle)):
+        loss = sum(
+            (w.to(x.device) * x.double().masked_fill(x.isinf(), 0.0)).sum()
+            for w, x in zip(weights, outs, strict=True)
+        )
+        results.append([*outs, *torch.autograd.grad(loss, xs, retain_graph=True)])
+    return results
+
+
+def check(name, sizes, mask, dtype, **options):
+    found, wanted = call(name, sizes, mask, dtype, **options)
+    for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        x, y = x.detach().cpu().double(), y.detach().double()
+        assert torch.equal(x.isinf(), y.isinf()), f"result {i} of {name}"
+        error = (x - y).masked_fill(y.isinf(), 0.0).norm()
+        scale = max(1.0, float(y.masked_fill(y.isinf(), 0.0).norm()))
+        limit = LIMITS[dtype] * scale
+        assert error <= limit, f"result {i} of {name}: error {error:.3g} above {limit:.3g}"
+
+
+def check_random(seed):
+    rng = random.Random(seed)
+    n, kv_heads = rng.choice((1, 17, 64, 100, 128, 150)), rng.choice((1, 2))
+    sizes = rng.choice((1, 2)), kv_heads * rng.choice((1, 2, 3)), n, rng.choice((n, n, 33, 150))
+    dtypes = (torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)[2 * (DEVICE == "cpu") :]
+    check(
+        rng.choice(list(CASES)), sizes, rng.choice(MASKS), rng.choice(dtypes),
+        kv_heads=kv_heads, head_dim=rng.choice((16, 40, 64, 64, 128, 256)),
+        v_head_dim=rng.choice((None, None, 32, 64)), dropout_p=rng.choice((0.0, 0.0, 0.3)),
+        sink=rng.random() < 0.3, deterministic=rng.random() < 0.5, seed=seed,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_random_calls(first):
+    for seed in range(first, first + 20):
+        check_random(seed)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_rule(name):
+    for dtype in (torch.bfloat16, torch.float32):
+        check(name, (1, 4, 150, 150), MASKS[3], dtype, kv_heads=2)
+        check(name, (2, 2, 130, 140), None, dtype, head_dim=128)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_have_the_same_bits(name):
+    first = call(name, (2, 4, 150, 150), MASKS[1], torch.bfloat16, seed=3)[0]
+    for _ in range(5):
+        again = call(name, (2, 4, 150, 150), MASKS[1], torch.bfloat16, seed=3)[0]
+        assert all(map(torch.equal, again, first))
+
+
+def kernels():
+    """How many kernels Triton has compiled or loaded."""
+    from sparseflash.kernels.portable import backward, forward
+
+    found = forward.attention_forward, backward.backward_kv, backward.backward_q
+    return sum(len(cache[0]) for kernel in found for cache in kernel.device_caches.values())
+
+
+def test_new_tables_take_the_kernels_that_there_are():
+    q, k, v = make_qkv(1, 4, 256, 256, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    rule, known = sparseflash.score(CASES["relative"].fn), None
+    for step in range(6):
+        bias = torch.randn(4, 400, device="cuda").requires_grad_()
+        out = sparseflash.attention(q, k, v, score=rule(bias=bias))
+        (grad,) = torch.autograd.grad(out.square().sum(), bias)
+        want = sparseflash.attention(q, k, v, score=rule(bias=bias), backend="reference")
+        (of_reference,) = torch.autograd.grad(want.square().sum(), bias)
+        assert (grad - of_reference).norm() <= 3e-2 * of_reference.norm()
+        if step == 1:
+            known = kernels()
+    assert kernels() == known
+
+
+def test_a_graph_follows_its_tables():
+    q, k, v = make_qkv(1, 4, 200, 200, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    bias = torch.randn(4, 400, device="cuda").requires_grad_()
+    score = sparseflash.score(CASES["relative"].fn)(bias=bias)
+
+    def step():
+        out = sparseflash.attention(q, k, v, masks.causal(), score=score)
+        return out.detach(), *torch.autograd.grad(out.square().sum(), (q, bias))
+
+    step()
+    graph, results = captured(step)
+    with torch.no_grad():
+        bias.normal_()
+    graph.replay()
+    assert all(map(torch.equal, results, step()))
+
+
+if __name__ == "__main__":
+    wrong = 0
+    for number in range(int(sys.argv[1])):
+        try:
+            check_random(number)
+        except Exception as error:
+            wrong += 1
+            print(f"seed {number}: {type(error).__name__}: {str(error)[-200:]}")
+    print(f"{wrong} of {sys.argv[1]} wrong")
+    sys.exit(bool(wrong))

@@ -1,0 +1,109 @@
+"""Score functions in the portable kernels, in Triton's interpreter."""
+
+import inspect
+import json
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash.score import function
+from sparseflash.score.by_triton import kernel_score
+from sparseflash.testing import make_qkv
+from tests.op_cases import INTERPRETED
+from tests.sparseflash.score.cases import CASES, Case, tables_of
+from tests.sparseflash.score.test_score import check
+
+pytestmark = INTERPRETED
+
+SCATTERED = masks.local(24) | masks.where(lambda q, k: (q * 7 + k * 3) % 11 == 0)
+FLOAT = {"dtype": torch.float32, "tables": torch.float32, "limit": 3e-5}
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients(name):
+    """Ragged lengths of one tile and more; heads that share keys; masks, dropout and sinks."""
+    case = CASES[name]
+    check(case, "triton", (1, 2, 40, 70), kv_heads=1, **FLOAT)
+    check(case, "triton", (2, 1, 100, 100), SCATTERED, **FLOAT)
+    more = {"dropout_p": 0.3, "seed": 5, "sink": torch.randn(2, requires_grad=True)}
+    check(case, "triton", (1, 2, 70, 133), masks.causal(), kv_heads=1, **FLOAT, **more)
+
+
+def test_low_precision_of_inputs_and_tables():
+    for name in ("all", "relative"):
+        more = {"dtype": torch.float16, "tables": torch.float16, "limit": 1e-2}
+        check(CASES[name], "triton", (1, 2, 70, 90), **more)
+
+
+def test_tables_of_more_than_2_31_entries(monkeypatch):
+    """Their offsets are int64; a small table takes the same text."""
+    for name in ("swin", "key bias", "relative", "pair"):
+        case = CASES[name]
+        score, given = sparseflash.score(case.fn), tables_of(case, (1, 2, 30, 40), torch.float32)
+        kinds, nodes = json.loads(score(**given).key())
+        text = json.dumps([[[*kind[:2], True, *kind[3:]] for kind in kinds], nodes])
+        assert "tl.int64" in inspect.getsource(kernel_score(text).score.fn)
+        with monkeypatch.context() as patch:
+            patch.setattr(function, "_text", lambda *_, text=text: text)
+            check(case, "triton", (1, 2, 30, 40), **FLOAT)
+
+
+def log_weights(s, h, q, k, w):
+    return s + torch.log(w[q, k]) - 1 / w[k, q]
+
+
+def test_derivatives_that_are_infinite_where_nothing_is_seen():
+    """Of hidden pairs, and of pairs that the score hides itself."""
+
+    def shapes(b, h, n, m):
+        return {"w": (n, m)}
+
+    mask = masks.where(lambda q, k: q != k)
+    q, k, v = make_qkv(1, 2, 70, 70, 16, requires_grad=True)
+    w = torch.rand(70, 70) + 0.5
+    w.fill_diagonal_(0.0).requires_grad_()
+    given = []
+    for backend in ("triton", "reference"):
+        score = sparseflash.score(log_weights)(w=w)
+        out = sparseflash.attention(q, k, v, mask, score=score, backend=backend)
+        given.append(torch.autograd.grad(out.square().sum(), (q, k, v, w)))
+    for x, y in zip(*given, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    bias = torch.randn(2, 70).masked_fill(torch.rand(2, 70) < 0.3, -torch.inf)
+    bias[1] = -torch.inf  # no query of this head sees a key
+    bias.requires_grad_()
+    score = sparseflash.score(lambda s, h, k, bias: s + bias[h, k])(bias=bias)
+    out, lse = sparseflash.attention(q, k, v, score=score, backend="triton", return_lse=True)
+    assert (out[:, 1] == 0).all() and (lse[:, 1] == -torch.inf).all()
+    grads = torch.autograd.grad(out.square().sum(), (q, k, v, bias))
+    assert all(torch.isfinite(g).all() for g in grads)
+    assert (grads[3][bias == -torch.inf] == 0).all()
+
+
+def test_a_nan_shows_in_the_gradients_of_tables():
+    for name in ("alibi", "swin", "relative", "key bias"):
+        case, sizes = CASES[name], (1, 1, 20, 20)
+        q, k, v = make_qkv(*sizes, 16)
+        q[0, 0, 3, 5] = torch.nan
+        given = tables_of(case, sizes, torch.float32)
+        score = sparseflash.score(case.fn)(**given)
+        sparseflash.attention(q, k, v, score=score, backend="triton").sum().backward()
+        grads = [t.grad for t in given.values() if t.grad is not None]
+        assert grads and all(g.isnan().any() for g in grads), name
+
+
+def test_several_reads_of_one_table():
+    """Their gradients add up, however each is summed."""
+
+    def fn(s, h, q, k, t):
+        return s * t[h, 0] + t[h, q // 9] + t[h, k] - t[h, abs(q - k)] * t[h, (q * k) % 13]
+
+    case = Case(fn, lambda b, h, n, m: {"t": (h, max(n, m))})
+    check(case, "triton", (1, 2, 70, 70), **FLOAT)
