@@ -28,7 +28,8 @@ PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-compile
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: speed page pages test test-oldest test-newest lint docs tour compile-matrix wheel install clean
+.PHONY: speed page pages test test-oldest test-newest lint docs tour compile-matrix wheel \
+	install install-docs clean
 .DEFAULT_GOAL := test
 
 speed: $(READY)
@@ -53,7 +54,7 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 OF_TORCH := $(addprefix tests/sparseflash/,test_imports.py test_compile.py \
-	test_shards.py ops integrations)
+	test_shards.py operators integrations)
 test-oldest: TORCH_TESTED := VENV=.venv-oldest TORCH=torch==2.11.0
 test-newest: TORCH_TESTED := VENV=.venv-newest TORCH=torch
 test-oldest test-newest:
@@ -80,6 +81,7 @@ wheel: $(READY)
 	$(RUN) -m hatchling build
 
 install: $(READY)
+install-docs: $(DOCS)
 
 # The interpreter of Triton 3.6, which torch 2.11 brings, fails with NumPy 2.4.
 define CONSTRAINTS
