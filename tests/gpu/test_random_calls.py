@@ -1,5 +1,8 @@
 """Short runs of the program that checks random calls."""
 
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -15,6 +18,12 @@ from tests.processes import in_a_new_process
 def test_random_calls_are_right_again_and_again(options):
     """In processes of their own: a hang must not end the tests."""
     in_a_new_process("-m", "tests.gpu.random_calls", *options.split(), "--patience", "180")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="they are collected")
+def test_the_tests_of_a_gpu_can_be_imported():
+    for path in Path(__file__).parent.glob("*.py"):
+        import_module(f"tests.gpu.{path.stem}")
 
 
 def test_random_calls_on_a_cpu_are_right_and_a_wrong_one_is_told(monkeypatch):

@@ -8,18 +8,13 @@ from tests.masks.helpers import B, dense, kinds, mask_of, rows
 # Pairs of tokens, for so many queries and keys (or n of both).
 PAIRS = """
 dilated(65, 16)  =>  200  =>  200*(2*4 + 1) - 16*4*5
-dilated(15, 16)  =>  200  =>  200
 diagonals((0, 7, -3, 1000))  =>  50  =>  50 + 43 + 47
-diagonals(())  =>  50  =>  0
 log_sparse(64)  =>  64  =>  667
 strided(32)  =>  1024  =>  48144
-strided(128)  =>  1024  =>  126528
-fixed(32, 8)  =>  1024  =>  143872
 fixed(128, 8)  =>  1024  =>  94720
 prefix_lm(500)  =>  100  =>  100*100
 global_at((3, 64, 65, 99, 1000))  =>  100  =>  4*(2*100 - 4)
 tri_shape(4, 32, 10)  =>  150  =>  150*32 - 32*31/2 + 118*4 - 4*3/2 + 10*114 - 10*9/2
-documents((5, 0, 70, 1, 100))  =>  176  =>  5*5 + 70*70 + 1 + 100*100
 documents((5, 0, 70, 1, 100)) & causal()  =>  176  =>  5*6/2 + 70*71/2 + 1 + 100*101/2
 documents((4, 9, 0, 30), (50, 0, 7, 3))  =>  43, 60  =>  4*50 + 30*3
 shared_prefix(30, (5, 0, 70, 1, 100))  =>  206  =>  30*206 + 5*5 + 70*70 + 1 + 100*100
@@ -31,21 +26,14 @@ block_diagonal(50, 20)  =>  120  =>  30*30 + 50*50 + 40*40
 block_diffusion(50)  =>  240  =>  (50*50*2 + 20*20) + 50*50 + 20*100 + (50*50*3 + 20*120)
 prefix_tree((0, 30, 35, 105), (205, 35, 105, 205))
     =>  205  =>  30*31/2 + 30*175 + 5*6/2 + 70*71/2 + 100*101/2
-prefix_tree((0, 30, 60), (60, 60, 90))  =>  90  =>  30*31/2*3 + 30*30
 hstu((60, 100), (0, 30), context=10)
     =>  160  =>  60*61/2 + 600 - 10*11/2 + 70*71/2 + 700 - 10*11/2 + 30*71
-hstu(100, 20, window=5)  =>  100  =>  80*6 - 5*6/2 + 20*6
 hstu(100, 20, window=5, full=3)  =>  100  =>  77*6 - 5*6/2 + 78 + 79 + 80 + 20*81
 frame_causal(5, 4, chunk=2)  =>  60  =>  10*10 + 10*20*5
 radial(8)  =>  16*8  =>  8*8*(16 + 30) + (14 + 13)*2*(8*7 - 12) + (12 + 11 + 10 + 9)*2*22 + 36*2*8
-radial(1)  =>  8  =>  8 + 14 + 12 + 8
-radial(8, least=4)  =>  8*8  =>  8*8*(8 + 14) + (6 + 5)*2*44 + (4 + 2)*2*44
 longnet(64, 8, 7)  =>  256  =>  256*64/8**2
-local_2d((6, 9), 2)  =>  54  =>  (5*6 - 2*3)*(5*9 - 2*3)
 local_2d((3, 4, 5), 1)  =>  60  =>  (3*3 - 2)*(3*4 - 2)*(3*5 - 2)
-axial((6, 9))  =>  54  =>  54*(6 + 9 - 1)
 axial((3, 4, 5))  =>  60  =>  60*(3 + 4 + 5 - 2)
-neighborhood((16, 8), (4, 7))  =>  128  =>  128*4*7
 neighborhood((20, 4), (5, 2), dilation=(3, 1), causal=(True, False))
     =>  80  =>  (20*5 - 3*5*4/2)*4*2
 longformer(32, global_tokens=(0, 100))  =>  300  =>  300*33 - 16*17 + 2*(2*300 - 2) - 33 - 65
@@ -59,7 +47,6 @@ fixed(50, 10)  =>  1000  =>  120500
 BLOCKS = """
 local(16)  =>  16  =>  46
 local(16) | global_tokens(16)  =>  64  =>  5*64 - 6
-butterfly(16)  =>  2  =>  4
 butterfly(16)  =>  4096  =>  53248
 butterfly(16, 3)  =>  64  =>  64*4
 butterfly(16) & causal()  =>  512  =>  2816
@@ -86,12 +73,10 @@ butterfly(256)  =>  1 << 20, 256  =>  4096*13, 0, 0
 power_of_two() & causal()  =>  1 << 20, 128  =>  0, 106497, 3
 power_of_two(128)  =>  1 << 20, 128  =>  8192 + 2*(8192*12 + 1), 0, 0
 block_diffusion(4)  =>  1 << 17, 128  =>  512*511, 3*512, 3
-longnet(1 << 20, 1024)  =>  1 << 20, 128  =>  0, 1024**2, 1
 where(lambda q, k: (abs(q - k) <= 2048) & ((q - k) % 4 == 0))  =>  1 << 20, 128  =>  0, 270064, 3
 where(lambda q, k: (abs(q // 1024 - k // 1024) <= 16) & (abs(q % 1024 - k % 1024) <= 16))
     =>  1 << 20, 128  =>  0, 737440, 3
 neighborhood((128, 128), 7)  =>  128**2, 64  =>  0, 3584, 4
-neighborhood((128, 128), 17)  =>  128**2, 128  =>  0, 2176, 1
 neighborhood((128, 128), 33)  =>  128**2, 128  =>  0, 4224, 1
 neighborhood((128, 128), 7) >> tiled((128, 128), (8, 8))  =>  128**2, 64  =>  0, 2116, 25
 neighborhood((128, 128), 33) >> tiled((128, 128), (8, 16))  =>  128**2, 128  =>  520, 1400, 24
@@ -108,7 +93,6 @@ local_2d((6, 9), 10**6, norm='euclidean')  =>  54, 16  =>  16, 0, 0
 
 # The same at so many queries and keys (or n of both).
 SAME = """
-local(2**60)  =>  dense()  =>  300
 sliding(8)  =>  local(7, 0)  =>  300
 dilated(40, 1)  =>  local(40)  =>  300, 250
 dilated(2**60, 2**60)  =>  local(0)  =>  300
@@ -118,42 +102,29 @@ fixed(7, 7)  =>  causal()  =>  300
 fixed(48, 5, 2)
     =>  heads(fixed(48, 5), fixed(48, 0) | causal() & where(lambda q, k: abs(k % 48 - 40) <= 2))
     =>  300
-fixed(1, 0)  =>  local(0)  =>  300
 global_tokens(2**60)  =>  dense()  =>  300
-keys_at((300, 2**60))  =>  ~dense()  =>  300
 global_rows(37) | sinks(37)  =>  global_tokens(37)  =>  200, 150
 global_at(range(37))  =>  global_tokens(37)  =>  200, 150
 longnet(50, 1)  =>  block_diagonal(50)  =>  333
 prefix_tree((0, 30, 35, 105), (205, 35, 105, 205))
     =>  shared_prefix(30, (5, 70, 100)) & causal()  =>  205
-prefix_tree((0, 30, 35, 105), (30, 35, 105, 205))
-    =>  documents((30, 5, 70, 100)) & causal()  =>  205
 hstu(300)  =>  causal()  =>  300
-hstu(300, context=300)  =>  dense()  =>  300
 hstu((100, 17, 250))  =>  documents((100, 17, 250)) & causal()  =>  367, 300
 hstu(300, window=20)  =>  sliding(21)  =>  300
 hstu(300, 40, context=7, window=20, full=300)  =>  hstu(300, 40, context=7)  =>  300
 frame_causal(7, 10**6)  =>  block_causal(7)  =>  300, 250
 frame_causal(1, 20, sinks=4)  =>  streaming(4, 20)  =>  300
-radial(1)  =>  power_of_two()  =>  3
 prefix_tree((0, 4, 30, 90), (300, 300, 90, 300))
     =>  prefix_tree(np.arange(300), [300]*30 + [90]*60 + [300]*210)  =>  300
 block_diffusion(1000) & global_rows(100)  =>  dense() & sinks(100) & global_rows(100)  =>  200
 block_causal(7) >> shift(100)  =>  block_diffusion(7) - global_rows(100)  =>  200
-butterfly(2**60)  =>  dense()  =>  300
-bigbird(16, per_head=False)  =>  dense()  =>  7*16
-heads(local(5))  =>  local(5)  =>  64
 lra_local(50, interleaved=True)  =>  where(lambda q, k: q % 21 == k % 21)  =>  1024
-local(30) >> packed((100, 17, 0, 250))  =>  local(30) & documents((100, 17, 0, 250))  =>  367
 causal() >> packed((100, 17, 0, 250))  =>  causal() & documents((100, 17, 0, 250))  =>  367
 local(3, align='bottom_right') >> packed(300)  =>  local(3, align='bottom_right')  =>  300
-butterfly(16) >> shift(0)  =>  butterfly(16)  =>  300
 butterfly(32) >> shift(32)
     =>  where(lambda q, k: np.isin((q // 32 - 1) ^ (k // 32 - 1), [0, 1, 2, 4, 8, 16]) & (k > 31))
     =>  1000
-dense() >> shift(200)  =>  ~dense()  =>  100
 local(300) >> tiled((256, 64), (1, 64))  =>  local(300)  =>  1 << 14
-local_2d((256, 64), 2) >> permuted(np.arange(1 << 14))  =>  local_2d((256, 64), 2)  =>  1 << 14
 where(lambda q, k: q >= k)  =>  causal()  =>  3000, 2777
 where(lambda q, k: (q < 64) | (k < 64))  =>  global_tokens(64)  =>  1 << 18
 where(lambda q, k: np.bool_(False))  =>  ~dense()  =>  3000, 2777

@@ -14,7 +14,6 @@ from masks.patterns.bigbird import bigbird_compat, paper_plan
 from masks.patterns.graphs import (
     butterfly,
     expander,
-    hubs,
     random_blocks,
     random_regular,
     spectral_gap,
@@ -89,15 +88,6 @@ def test_a_longer_sequence_keeps_causal_draws(options: dict):
         assert np.array_equal(short, long[:rows, :cols])
 
 
-def test_hubs_expected_count():
-    n, count, alpha = 60, 12, 0.8
-    c = np.array([max(1, round(n * rank**-alpha)) for rank in range(1, count + 1)])
-    pairs = sum(c[r] * c[s] for r in range(count) for s in range(r + 1, count))
-    expected = n + 2 * (n - 1) / n * c.sum() - 2 / n**2 * pairs
-    found = [graph(hubs(count, alpha=alpha, block=B, seed=seed), n).sum() for seed in range(300)]
-    assert abs(np.mean(found) - expected) < 4 * np.std(found) / math.sqrt(len(found))
-
-
 def test_random_blocks_of_google():
     """Seed 0, 4096 tokens in blocks of 64, 3 random ones, head 0, rows 1 to 5."""
     rows = [[9, 14, 7], [9, 6, 7], [10, 5, 14], [6, 8, 12], [2, 13, 1]]
@@ -130,10 +120,10 @@ def laplacian_gap(adjacency: np.ndarray) -> float:
 
 
 def test_regular_is_uniform():
-    """In 1000 draws every pair of 9 blocks is as likely as the next: within five deviations."""
-    total = sum(graph(random_regular(2, B, seed=seed), 9)[0].astype(int) for seed in range(1000))
+    """In 400 draws every pair of 9 blocks is as likely as the next: within five deviations."""
+    total = sum(graph(random_regular(2, B, seed=seed), 9)[0].astype(int) for seed in range(400))
     pairs = total[np.triu_indices(9, 1)]
-    expected = 1000 * 2 / 8
+    expected = 400 * 2 / 8
     assert np.abs(pairs - expected).max() < 5 * math.sqrt(expected)
 
 

@@ -8,7 +8,6 @@ from experiments.lra.masks import lra_bigbird
 from masks import BlockMask
 from masks.patterns.bands import log_sparse
 from masks.patterns.canvas import neighborhood
-from masks.patterns.columns import vertical_slash
 from masks.patterns.documents import documents, documents_from_ids, documents_from_offsets
 from tests.masks.helpers import dense
 
@@ -58,13 +57,6 @@ def test_log_sparse_golden():
     assert not restart[50, 2] and restart[50, 1] and restart[50, 0]  # 2 is an anchor before 3
 
 
-def test_many_lines():
-    """A thousand vertical lines and a wide slash over 128K tokens."""
-    columns = tuple(range(0, 1 << 17, 131))
-    blocks = vertical_slash(columns, tuple(range(64))).build(1 << 17)
-    assert blocks.density < 1 and len(blocks.bits) < 4000
-
-
 @pytest.mark.parametrize("as_array", [list, tuple, np.array])
 def test_ways_to_give_documents(as_array):
     mask = documents((3, 5, 8))
@@ -76,12 +68,6 @@ def test_ways_to_give_documents(as_array):
     assert documents(16) == documents([16]) == documents([[16]])
     rows = documents(as_array([[3, 5], [8, 0]]))
     assert rows.batch == 2 and rows == documents_from_offsets([[0, 3, 8], [0, 8, 8]])
-
-
-def test_tensors():
-    torch = pytest.importorskip("torch")
-    assert documents(torch.tensor([3, 5])) == documents((3, 5))
-    assert documents_from_ids(torch.tensor([0, 0, 1])) == documents((2, 1))
 
 
 def natten_start(i: int, kernel: int, stride: int, length: int) -> int:

@@ -83,13 +83,13 @@ def test_rates_of_all_of_rows_and_of_columns(seed, dropout_p):
 
 def test_no_two_entries_go_together_at_any_distance():
     # rows and columns are steps of a constant: the correlation at all distances, by its spectrum
-    n, seeds, dropout_p = 1024, (6, 7, 2**32 + 6), 0.1
+    n, seeds, dropout_p = 1024, (6, 2**32 + 6), 0.1
     keep = torch.cat([keep_mask(torch.tensor([s]), 2, 2, n, n, dropout_p) for s in seeds])
     x = (keep.float() - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
     spectrum = torch.fft.rfft2(x)  # (seed and batch, head, ...)
-    for apart in ((0, 0), (0, 1), (1, 0), (2, 0), (3, 1)):
+    for apart in ((0, 0), (0, 1), (1, 0), (2, 1)):
         products = spectrum * spectrum.roll(apart, (0, 1)).conj()
         correlation = torch.fft.irfft2(products) / n  # in standard deviations
         if apart == (0, 0):
             correlation[..., 0, 0] = 0
-        assert correlation.abs().max() < 6.5, apart  # of 12 million
+        assert correlation.abs().max() < 6.5, apart  # of 8 million

@@ -33,7 +33,7 @@ def test_reference_and_cpu(seed):
 
 
 @INTERPRETED
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:3])
 def test_triton(seed):
     check(random_nan_case(seed, LENGTHS, (torch.float32, torch.float16)), "triton")
 
@@ -44,16 +44,15 @@ def test_decode(seed):
 
 
 @INTERPRETED
-@pytest.mark.parametrize("seed", SEEDS[:4])
+@pytest.mark.parametrize("seed", SEEDS[:3])
 def test_decode_kernels(seed):
     check_decode(seed, "triton")
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
 @pytest.mark.parametrize("backend", op_cases.BACKENDS)
-def test_lengths(backend, seed):
+def test_lengths(backend):
     """As with a mask that hides what is beyond the lengths."""
-    case = random_nan_case(seed, (63, 100), (torch.float32,))
+    case = random_nan_case(1, (63, 100), (torch.float32,))
     case = replace(case, n_k=case.n_q, mask=None, terms=(), dropout_p=0.0)
     check(case, backend, lengths=[case.n_q - 5, case.n_q // 2])
 
@@ -62,21 +61,20 @@ def test_lengths(backend, seed):
 
 
 @INTERPRETED
-@pytest.mark.parametrize("seed", [1, 3, 4, 7])
+@pytest.mark.parametrize("seed", [1, 3, 4])
 def test_attention_reads_nothing_around_its_inputs(seed):
     nan_cases.attention(seed, "triton", "cpu", (torch.float32, torch.float16))
 
 
 @INTERPRETED
-@pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "joined"])
-@pytest.mark.parametrize("seed", [5, 9])
+@pytest.mark.parametrize("seed, gathers", [(5, True), (5, False), (9, False)])
 def test_picks_read_nothing_around_their_inputs(seed, gathers, monkeypatch):
     monkeypatch.setattr(picked, "_gathers", lambda *given: gathers)
     nan_cases.picks(seed, "cpu", (torch.float32, torch.float16))
 
 
 @INTERPRETED
-@pytest.mark.parametrize("seed", range(10, 14))
+@pytest.mark.parametrize("seed", range(10, 13))
 def test_decoding_reads_nothing_around_its_inputs(seed):
     nan_cases.decode(seed, "cpu", (torch.float32, torch.float16)[seed % 2])
 

@@ -25,12 +25,12 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(18))
 def test_random_problem(seed):
     check(random_case(seed, GPU_LENGTHS[:5], HEAD_DIMS, DTYPES), "cpu", "cpu")
 
 
-@pytest.mark.parametrize("seed", range(100, 106))
+@pytest.mark.parametrize("seed", range(100, 104))
 def test_random_problem_in_small_chunks_and_by_threads(seed, monkeypatch, two_threads):
     check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, DTYPES), "cpu", "cpu")
     monkeypatch.setattr(cpu_blocks, "BUFFER_NUMBERS", 2**13)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import masks
-from sparseflash.backends import reference
 from sparseflash.schedule.blocks import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, check, random_case
@@ -17,14 +16,6 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize("seed", range(14))
 def test_random_problem(seed):
     check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, DTYPES), "reference", "cpu")
-
-
-@pytest.mark.parametrize("n_q, n_k", [(64, 64), (1, 100), (257, 63)])
-def test_dense_mask_is_the_mask(n_q, n_k):
-    mask = (masks.local(20) | masks.butterfly(16)) & masks.causal()
-    schedule = schedule_for(mask, n_q, n_k, 2, 2, "cpu", (32, 48))
-    expected = torch.from_numpy(mask.build(n_q, n_k, (32, 48)).to_dense())
-    assert torch.equal(reference.dense_mask(schedule), expected)
 
 
 def test_long_inputs_are_refused():

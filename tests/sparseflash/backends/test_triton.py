@@ -34,18 +34,18 @@ EMPTY = masks.causal() & ~masks.causal()
 @pytest.mark.parametrize(
     "length, mask, dtype",
     [
-        *((n, None, dtype) for n in (1, 128, 193) for dtype in DTYPES),
+        (1, None, torch.float16),
+        *((n, None, torch.float32) for n in (1, 128, 193)),
         (330, BOTH_KINDS, torch.float32),
-        (140, EMPTY, torch.float32),
+        (40, EMPTY, torch.float32),
     ],
 )
 def test_masks(length, mask, dtype):
     check(Case(length, length, 64, dtype, mask=mask), "triton", "cpu")
 
 
-@pytest.mark.parametrize("outer", [(2, 1), (2, 4)], ids=str)
-def test_masks_that_differ_by_batch_and_head(outer):
-    array = torch.rand(*outer, 40, 50, generator=torch.Generator().manual_seed(0)) < 0.5
+def test_masks_that_differ_by_batch_and_head():
+    array = torch.rand(2, 4, 40, 50, generator=torch.Generator().manual_seed(0)) < 0.5
     mask, options = masks.mask_from(array.numpy()), {"heads": 4, "kv_heads": 2, "batch": 2}
     check(Case(40, 50, 16, mask=mask, block_size=(32, 32), **options), "triton", "cpu")
 

@@ -2,6 +2,7 @@
 
 import os
 from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,21 @@ import masks
 from sparseflash import attention, select
 
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-pytest.importorskip("diffusers", minversion="0.42")
-dispatch = import_module("diffusers.models.attention_dispatch")
-transformers = import_module("diffusers.models.transformers")
-use = import_module("sparseflash.integrations.diffusers").use
+dispatch: Any = None
+transformers: Any = None
+use: Any = None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def libraries():
+    """Import diffusers in the process that runs these tests: every one collects them."""
+    pytest.importorskip("diffusers", minversion="0.42")
+    globals().update(
+        dispatch=import_module("diffusers.models.attention_dispatch"),
+        transformers=import_module("diffusers.models.transformers"),
+        use=import_module("sparseflash.integrations.diffusers").use,
+    )
+
 
 CANVAS, TEXT = (4, 4, 6), 7  # latent tokens: frames, height, width
 LATENTS = 96

@@ -60,7 +60,7 @@ def test_output_lse_and_gradients(name, size):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"return_lse": True}, {"scale": 0.1}, "lse", "none"])
+@pytest.mark.parametrize("options", [{"return_lse": True, "scale": 0.1}, "lse", "none"])
 def test_the_results_have_the_form_of_torch(options):
     if isinstance(options, str):
         options = {"return_aux": theirs.AuxRequest(lse=options == "lse")}

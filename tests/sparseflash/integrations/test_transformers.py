@@ -140,7 +140,7 @@ def test_packed_sequences(name):
     [
         ("gemma3", None),
         ("gpt_oss", None),
-        *((name, MINE) for name in DECODERS),
+        *((name, MINE) for name in ("gemma3", "gpt2", "gpt_oss")),
     ],
 )
 def test_generation(name, mask):
@@ -322,13 +322,3 @@ def test_the_mask_is_saved_with_the_model(tmp_path):
 def test_what_cannot_be_done_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_a_compiled_model():
-    model = sparse.use(make("llama", num_hidden_layers=1), "butterfly(16)")
-    expected = model(words(), attention_mask=padding("left")).logits[1, PADDED:]
-    compiled = torch.compile(model, backend="eager")
-    found = compiled(words(), attention_mask=padding("left")).logits[1, PADDED:]
-    torch.testing.assert_close(found, expected)

@@ -1,26 +1,15 @@
 """Launches of a plan: the ordinary ones, and on a GPU those that Triton's C launcher repeats."""
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sparseflash.kernels.common import launch as module
-from sparseflash.kernels.common.device import on_nvidia
 from sparseflash.kernels.common.launch import Launch, launch
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
-
-
-@pytest.mark.parametrize(
-    ("is_cuda", "hip", "expected"),
-    [(True, None, True), (True, "6.4", False), (False, None, False)],
-)
-def test_kernels_that_make_masks_run_on_nvidia_gpus_only(is_cuda, hip, expected, monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", hip)
-    assert on_nvidia(SimpleNamespace(is_cuda=is_cuda)) == expected
 
 
 both = pytest.mark.parametrize("static", [False, True])

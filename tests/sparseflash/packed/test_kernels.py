@@ -93,29 +93,26 @@ def test_same_spans_as_in_torch(case):
         assert_equal(getattr(kernels, name)(*given), getattr(spans, name).__wrapped__(*given))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", [documents_case, tree_case])
 def test_tensors_of_any_strides(case):
     def strided(given):
         return [x.repeat_interleave(2, -1)[..., ::2] if torch.is_tensor(x) else x for x in given]
 
-    rng = np.random.default_rng(1)
-    for _ in range(1):
-        name, given = case(rng)
-        made = getattr(kernels, name)(*given)
-        assert_equal(getattr(kernels, name)(*strided(given)), made)
-        shape = tokens_of_the_other_side(name, given, made), 32, 32, 9, case is tree_case
-        found, expected = (kernels.span_blocks(x, *shape) for x in (*strided([made]), made))
-        for a, b in zip(found, expected, strict=True):
-            assert_equal(a, b)
+    name, given = case(np.random.default_rng(1))
+    made = getattr(kernels, name)(*given)
+    assert_equal(getattr(kernels, name)(*strided(given)), made)
+    shape = tokens_of_the_other_side(name, given, made), 32, 32, 9, case is tree_case
+    found, expected = (kernels.span_blocks(x, *shape) for x in (*strided([made]), made))
+    for a, b in zip(found, expected, strict=True):
+        assert_equal(a, b)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("seed", range(2))
-def test_same_blocks_as_in_torch(case, seed, monkeypatch):
-    if seed:
-        monkeypatch.undo()
-    rng = np.random.default_rng(seed)
-    for _ in range(1 if seed else 4):
+def test_same_blocks_as_in_torch(case, monkeypatch):
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        if number == 3:  # programs as large as they are
+            monkeypatch.undo()
         name, given = case(rng)
         made, columns = getattr(spans, name)(*given), case is tree_case
         block_q, block_k = (int(x) for x in rng.choice(SIZES, 2))
@@ -123,39 +120,29 @@ def test_same_blocks_as_in_torch(case, seed, monkeypatch):
         blocks_of_mask = len(given[0]) * -(-n_other // block_q) * -(-n_other // block_k)
         room = int(rng.integers(1, min(blocks_of_mask, 60) + 1))  # too little at times
         shape = n_other, block_q, block_k, room, columns
-        found, expected = (
-            kernels.span_blocks(made, *shape),
-            in_torch(made, *shape),
-        )
+        found, expected = kernels.span_blocks(made, *shape), in_torch(made, *shape)
         for a, b in zip(found, expected, strict=True):
             assert_equal(a, b)
 
 
 def test_another_length_on_the_other_side():
     generator = torch.Generator().manual_seed(0)
-    for n_own, n_other in ((100, 260), (260, 100), (33, 16)):
+    for n_own, n_other in ((100, 160), (33, 16)):
         first = torch.randint(0, n_other + 1, (2, n_own), generator=generator)
         stop = first + torch.randint(0, n_other, (2, n_own), generator=generator)
         made = spans.apart([(first // 2, first), (first, stop)], n_other).to(DEVICE)
         for columns in (False, True):
             shape = n_other, 32, 64, 20, columns
-            found, expected = (
-                kernels.span_blocks(made, *shape),
-                in_torch(made, *shape),
-            )
+            found, expected = kernels.span_blocks(made, *shape), in_torch(made, *shape)
             for a, b in zip(found, expected, strict=True):
                 assert_equal(a, b)
 
 
-@pytest.mark.parametrize("block_q, block_k", [(16, 64), (48, 80)])
-def test_blocks_below_one_another_share_tiles(block_q, block_k):
+def test_blocks_below_one_another_share_tiles():
     enter, leave = [[0, 20, 100, 225]] * 2, [[350, 100, 225, 350], [320, 96, 350, 235]]
     made = spans.tree_spans(torch.tensor(enter), torch.tensor(leave), 350).to(DEVICE)
-    given = 350, block_q, block_k, 60, True
-    found, expected = (
-        kernels.span_blocks(made, *given),
-        in_torch(made, *given),
-    )
+    given = 350, 16, 64, 60, True
+    found, expected = kernels.span_blocks(made, *given), in_torch(made, *given)
     for a, b in zip(found, expected, strict=True):
         assert_equal(a, b)
     shared = found[0][found[0] >= 0]

@@ -54,12 +54,6 @@ def test_full_blocks_that_stick_out_are_partial(n_q, n_k):
     check(schedule_of(dense, n_q, n_k, block_size=32), dense.build(n_q, n_k, 32))
 
 
-def test_nothing_allowed():
-    schedule = schedule_of(masks.causal() & ~masks.causal(), 100, 100)
-    assert len(schedule.rows.idx) == len(schedule.cols.idx) == schedule.n_partial == 0
-    assert schedule.rows.ptr.tolist() == [0, 0]
-
-
 def test_mask_per_head_takes_the_heads_of_q():
     mask = masks.random_blocks(0.3, block=16, per_head=True)
     schedule = schedule_of(mask, 96, 96, 2, 4, block_size=16)

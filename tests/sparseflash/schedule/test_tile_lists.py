@@ -151,10 +151,10 @@ def check(schedule, dense, by, batch=1, heads=1, kv_heads=1, **options) -> TileL
 
 
 BLOCKS = [
-    (16, 16), (64, 64), (128, 128), (256, 256), (48, 96), (96, 48), (128, 32), (32, 128),
-    (256, 64), (64, 256), (80, 112), (16, 256), (256, 16), (192, 128), (144, 240),
+    (16, 16), (64, 64), (128, 128), (48, 96), (128, 32), (256, 64), (64, 256), (80, 112),
+    (16, 256), (192, 128), (144, 240),
 ]  # fmt: skip
-LENGTHS = [(512, 512), (257, 300), (1, 700), (500, 1), (63, 100), (770, 257)]
+LENGTHS = [(257, 300), (1, 700), (500, 1), (63, 100), (512, 257)]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -168,8 +168,8 @@ def test_lists_are_those_of_the_mask(block):
             check(schedule, dense, by, major=major, minor=128 if major == TALL else minor)
 
 
-@pytest.mark.parametrize("block", [(128, 128), (64, 32), (48, 256), (16, 16)], ids=str)
-@pytest.mark.parametrize("outer", [(1, 1), (1, 4), (2, 1), (2, 4)], ids=str)
+@pytest.mark.parametrize("block", [(128, 128), (48, 256), (16, 32)], ids=str)
+@pytest.mark.parametrize("outer", [(1, 4), (2, 1), (2, 4)], ids=str)
 def test_batch_heads_and_groups(outer, block):
     dense = random_mask(np.random.default_rng(sum(outer)), outer, 300, 290, (32, 32))
     schedule = scheduled(dense, block, 2, 4)
@@ -266,10 +266,10 @@ def schedule_of_selection(dense: np.ndarray, block, batch=2, heads=4):
 @both_sides
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("block", [(128, 128), (256, 128), (128, 256)], ids=str)
-@pytest.mark.parametrize("n_q, n_k", [(512, 512), (600, 500), (100, 1000)])
+@pytest.mark.parametrize("n_q, n_k", [(600, 500), (100, 1000)])
 def test_selections(block, n_q, n_k, kv_heads, by, cache):
     rng = np.random.default_rng(n_q)
-    for outer in ((1, 1), (2, 1), (2, 4)):
+    for outer in ((2, 1), (2, 4)):
         mask = random_mask(rng, outer, n_q, n_k, block)
         schedule = schedule_of_selection(mask, block)
         assert schedule.dynamic and indivisible(schedule.facts, spec_of(by)) is None
@@ -298,10 +298,9 @@ def test_lists_that_a_selection_brings_are_told_apart():
 
 @both_sides
 @pytest.mark.parametrize("kv_heads, traffic", [(4, 0), (2, 0), (1, 2**20)])
-@pytest.mark.parametrize("outer", [(2, 1), (1, 4)])
-def test_lists_of_a_selection_do_not_read_the_device(outer, kv_heads, traffic, by):
+def test_lists_of_a_selection_do_not_read_the_device(kv_heads, traffic, by):
     """Fake tensors refuse whatever depends on values. The last case has bands."""
-    dense = random_mask(np.random.default_rng(0), outer, 600, 500, (128, 128))
+    dense = random_mask(np.random.default_rng(0), (1, 4), 600, 500, (128, 128))
     schedule, given = schedule_of_selection(dense, (256, 128)), (by, 600, 500, 2, 4, kv_heads)
     real = build(schedule, *given, traffic=traffic)
     assert (real.n_parts > 0) == (traffic > 0 and by == "cols")

@@ -21,9 +21,7 @@ def normal(*shape, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-@pytest.mark.parametrize("n", [1, 100])
-@pytest.mark.parametrize("dim", [24, 32])
-@pytest.mark.parametrize("block", [48, 128])
+@pytest.mark.parametrize("n, dim, block", [(1, 24, 48), (100, 24, 128), (100, 32, 48)])
 def test_pool(n, dim, block):
     for x in (normal(1, 2, n, dim), normal(2, n, 1, dim).transpose(1, 2), normal(1, 1, dim, n).mT):
         for kinds in (["mean"], ["max", "min"], ["min", "negative", "mean", "max", "positive"]):
@@ -45,7 +43,7 @@ def test_pool_of_two_tensors_and_in_parts():
 
 PICKS = [  # n, heads, kv_heads, dim, selector
     (100, 2, 1, 24, select.moba(32, 2, 16)),
-    (330, 1, 1, 16, select.moba(16, 3, 16)),
+    (200, 1, 1, 16, select.moba(16, 3, 16)),
     (40, 1, 1, 16, select.moba(16, 9, 16)),
     (100, 4, 2, 24, select.nsa(3, 16, 48)),
     (150, 2, 2, 16, select.nsa(4, 16, 32, first=1, own=2)),
@@ -57,9 +55,8 @@ PICKS = [  # n, heads, kv_heads, dim, selector
     "n, heads, kv_heads, dim, selector, kind",
     [
         *((*picks, "normal") for picks in PICKS),
-        *((*PICKS[i], "ties") for i in (0, 1, 3)),
+        *((*PICKS[i], "ties") for i in (0, 3)),
         (*PICKS[0], "odd"),
-        (*PICKS[2], "odd"),
     ],
 )
 def test_pick(n, heads, kv_heads, dim, selector, kind, monkeypatch):
@@ -74,7 +71,8 @@ def test_pick(n, heads, kv_heads, dim, selector, kind, monkeypatch):
         q[:, :, 20:30] = 0
     if kind == "odd":
         k[:, :, 3], k[:, :, 20], k[:, :, 34:39] = float("nan"), float("inf"), float("-inf")
-    for queries, keys in ((q, k), (q[:, :, 37:], k), (q, k[:, :, : n - 21])):
+    others = [(q[:, :, 37:], k), (q, k[:, :, : n - 21])] if kind == "normal" else []
+    for queries, keys in [(q, k), *others]:
         padded = queries.shape[2] + -queries.shape[2] % selector.block_size[0]
         expected = tokens.pick_torch(selector, queries, keys, padded)
         sizes = (selector.chunk, selector.k, selector.first, selector.own, padded)
@@ -122,14 +120,13 @@ SEEING = [  # within, always
 
 @pytest.mark.parametrize("number, rule", enumerate(RULES))
 def test_choose(number, rule):
-    for seeing in (SEEING[number % 5], SEEING[(number + 2) % 5]):
-        keep = candidates_of(rule, *seeing, 20, 100, (16, 16), 2, torch.device(DEVICE))
-        scores = normal(2, 2, 2, 7, seed=100)
-        calls = (scores, False), (scores.round(), True), (1e30 * scores, False)
-        for given, probabilities in calls:
-            found = kernels.choose_blocks(given, keep, rule, probabilities)
-            expected = choose_torch(given, keep, rule, probabilities)
-            assert found.dtype == expected.dtype and torch.equal(found, expected)
+    keep = candidates_of(rule, *SEEING[number % 5], 20, 100, (16, 16), 2, torch.device(DEVICE))
+    scores = normal(2, 2, 2, 7, seed=100)
+    calls = (scores, False), (scores.round(), True), (1e30 * scores, False)
+    for given, probabilities in calls:
+        found = kernels.choose_blocks(given, keep, rule, probabilities)
+        expected = choose_torch(given, keep, rule, probabilities)
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
 def test_choose_keeps_odd_scores_out_and_takes_bytes():

@@ -110,15 +110,16 @@ def test_softcap_beside_other_terms(terms, dtype, more):
 
 def test_slopes_of_both_signs():
     for slope in (2.0, -0.1):
-        check(Case(90, 130, 16, terms=("slopes",), slope=slope, mask=RAGGED), "triton", "cpu")
+        one = replace(CAPS, terms=("slopes",), slope=slope, mask=RAGGED, scale=None)
+        check(one, "triton", "cpu")
     # those of queries that only a tile has are beyond float32
     check(Case(20, 24, 16, terms=("slopes",), slope=-50.0), "triton", "cpu")
 
 
-FAR = Case(150, 220, 16, heads=2, kv_heads=1, terms=("bias",))
+FAR = Case(100, 140, 16, heads=2, kv_heads=1, terms=("bias",), block_size=(64, 64))
 
 
-@pytest.mark.parametrize("radius, n_k, mask", [(1, 150, None), (30, 220, None), (500, 220, RAGGED)])
+@pytest.mark.parametrize("radius, n_k, mask", [(1, 100, None), (30, 140, None), (500, 140, RAGGED)])
 def test_bias_of_any_radius(radius, n_k, mask):
     """Tiles that take one entry and tiles that are summed by distance, in all shares."""
     check(replace(FAR, radius=radius, n_k=n_k, mask=mask), "triton", "cpu")
@@ -127,7 +128,7 @@ def test_bias_of_any_radius(radius, n_k, mask):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"n_q": 180, "n_k": 130, "batch": 2},
+        {"n_q": 140, "n_k": 100, "batch": 2},
         {"terms": ("sink", "bias"), "dropout_p": 0.3, "mask": RAGGED, "block_size": (64, 32)},
         {"mask": masks.random_blocks(0.3, block=32, seed=1, per_head=True), "block_size": (32, 64)},
     ],
@@ -142,6 +143,8 @@ SLOW = {
     "blocks that are no powers of two",
     "blocks that are not square",
     "many parts",
+    "near tiles on one side",
+    "wide tiles of dq, lists",
 }
 
 
@@ -167,7 +170,7 @@ def test_bias_at_the_end_of_a_long_list():
 def test_bias_with_all_other_options():
     terms = ("sink", "softcap", "slopes", "bias")
     options = {"terms": terms, "dropout_p": 0.3, "batch": 2, "heads": 2, "kv_heads": 1}
-    case = terms_cases.case("near partial, far full", n_q=200, n_k=256, **options)
+    case = terms_cases.case("near partial, far full", n_q=100, n_k=192, **options)
     check(case, "triton", "cpu")
 
 
