@@ -17,6 +17,7 @@ from sparseflash.cache import clear_cache
 from sparseflash.decoding.call import decode
 from sparseflash.layers import BlockSparseAttention, Rotary
 from sparseflash.score import Bound, Score, score
+from sparseflash.score import rules as score_rules
 from sparseflash.terms import Terms
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "explain",
     "plan",
     "score",
+    "score_rules",
     "select",
 ]

@@ -30,6 +30,7 @@ from sparseflash.dynamic.lengths import (
 from sparseflash.dynamic.selection import Selection
 from sparseflash.request import as_mask_or_selector, refuse_unknown
 from sparseflash.schedule.blocks import Schedule
+from sparseflash.score.function import Bound, Score
 from sparseflash.select.base import Selector
 from sparseflash.shards import separable
 
@@ -131,6 +132,7 @@ class BlockSparseAttention(nn.Module):
         context: Tensor | None = None,
         lengths: Lengths | Selection | Schedule | None = None,
         starts: Lengths | None = None,
+        score: Score | Bound | None = None,
         **unknown: Any,
     ) -> Tensor:
         """(B, N, dim) from x (B, N, dim).
@@ -143,6 +145,7 @@ class BlockSparseAttention(nn.Module):
                 sequence means nothing.
             starts: (B,) ints, the first key of each sequence that counts, with `lengths` that are
                 ints or None. Output before it means nothing.
+            score: a function of the scores with its tensors, as in `sparseflash.attention`.
         """
         if unknown:
             refuse_unknown("BlockSparseAttention", unknown)
@@ -154,7 +157,7 @@ class BlockSparseAttention(nn.Module):
         else:
             _check_tokens("context", context, self.dim, x.shape[0])
         features = self.q(x), self.k(context), self.v(context)
-        self._check_heads(*(t.shape[2] for t in features))
+        self._check_heads(score, *(t.shape[2] for t in features))
         q, k, v = (t.unflatten(2, (-1, self.head_dim)) for t in features)
         if self.rotary is not None:
             at: dict[str, Any] = {}
@@ -162,10 +165,12 @@ class BlockSparseAttention(nn.Module):
                 at = {"positions": self.mask.positions(x.device)}
             q, k = self.rotary(q, **at), self.rotary(k, **at)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        found = self.attend(q, k, v, lengths, **({} if starts is None else {"starts": starts}))
+        given = {"starts": starts, "score": score}
+        given = {name: x for name, x in given.items() if x is not None}
+        found = self.attend(q, k, v, lengths, **given)
         return self.out(found.transpose(1, 2).flatten(2))
 
-    def _check_heads(self, *widths: int) -> None:
+    def _check_heads(self, score: Any, *widths: int) -> None:
         """Raise ValueError unless q, k and v have the features of all heads, or of a share of them
         that the options can run on.
         """
@@ -179,16 +184,16 @@ class BlockSparseAttention(nn.Module):
                 f" {self.kv_heads} key heads of {self.head_dim}: split all three into the same"
                 " number of parts, a divisor of the key heads"
             )
-        if self._options["dropout_p"] or not separable(self.mask)[1]:
+        if self._options["dropout_p"] or score is not None or not separable(self.mask)[1]:
             raise ValueError(
-                f"the layer has {self.heads // parts} of {self.heads} heads, but dropout, or the"
-                f" mask {self.mask}, depends on the number of the head: pass use_local_output=False"
-                " to ColwiseParallel"
+                f"the layer has {self.heads // parts} of {self.heads} heads, but dropout, the"
+                f" score or the mask {self.mask} depends on the number of the head: pass"
+                " use_local_output=False to ColwiseParallel"
             )
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths | Schedule | None = None,
-        starts: Lengths | None = None,
+        starts: Lengths | None = None, score: Score | Bound | None = None,
     ) -> Tensor:  # fmt: skip
         """Attention between heads: (B, heads, N, head_dim) from q of this shape, k and v."""
         mask = self.mask
@@ -197,7 +202,7 @@ class BlockSparseAttention(nn.Module):
         elif isinstance(mask, Selector):
             mask = mask(q, k)
         options: dict[str, Any] = self._options | {"return_max_scores": self.keep_max_scores}
-        options |= {"starts": starts}
+        options |= {"starts": starts, "score": score}
         if isinstance(mask, ContextParallel):  # lengths are of the whole sequences
             found = attention(q, k, v, mask, lengths=lengths, **options)  # type: ignore[arg-type]
         else:

@@ -260,6 +260,10 @@ def sigmoid(x: Any) -> Expression:
     return add(multiply(UFUNCS["tanh"](multiply(x, 0.5)), 0.5), 0.5)
 
 
+def exp2(x: Any) -> Expression:
+    return UFUNCS["exp"](multiply(x, float(np.log(2.0))))
+
+
 def _rounded(op: str) -> Callable[[Any], Expression]:
     def function(x: Any) -> Expression:
         whole, (x,) = _arithmetic(x)
@@ -399,7 +403,7 @@ UFUNCS: dict[str, Callable[..., Expression]] = {f.__name__: f for f in _NAMED} |
     "ceil": _rounded("ceil"),
 }
 UFUNCS |= zip(COMPARISONS, _COMPARISONS, strict=True)
-UFUNCS |= {op: _smooth(op) for op in ("tanh", "exp", "log")}  # which have no bounds
+UFUNCS |= {op: _smooth(op) for op in ("tanh", "exp", "log")} | {"exp2": exp2}  # without bounds
 FUNCTIONS: dict[str, Callable[..., Expression]] = {"where": where, "isin": isin, "clip": clip}
 _OF_TORCH = {
     "abs": "absolute", "clamp": "clip", "mul": "multiply", "sub": "subtract", "div": "divide",

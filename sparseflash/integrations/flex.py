@@ -1,5 +1,6 @@
 """`flex_attention` of torch, computed by sparseflash. See docs/guide/flex_attention.md."""
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ from masks import BlockMask, Mask
 from masks.interop import from_flex
 from sparseflash.attention import attention
 from sparseflash.cache import on_clear
+from sparseflash.score.function import Bound, Score, from_score_mod
 from sparseflash.terms import Terms
 
 _converted: "WeakKeyDictionary[FlexMask, BlockMask]" = WeakKeyDictionary()
@@ -22,7 +24,7 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Terms | None = None,
+    score_mod: Callable[..., Any] | Score | Bound | Terms | None = None,
     block_mask: FlexMask | BlockMask | Mask | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -37,7 +39,9 @@ def flex_attention(
 
     Args:
         query, key, value: (B, H_q, N_q, D), (B, H_kv, N_k, D) and (B, H_kv, N_k, D_v).
-        score_mod: `sparseflash.Terms`, which say by name what a function of torch's computes.
+        score_mod: a function (score, b, h, q_idx, kv_idx), which is traced at every call; the
+            tensors that it indexes get gradients. Or what `convert_score` makes of it, a score of
+            `sparseflash.score`, or `sparseflash.Terms`. Inside torch.compile no function.
         block_mask: of `create_block_mask`, which is converted once as long as it lives, or a mask
             of `masks`. Inside torch.compile only the latter; `convert` makes it.
         scale: of the scores; D ** -0.5 by default.
@@ -49,7 +53,7 @@ def flex_attention(
             float32.
 
     Raises:
-        ValueError: a function as score_mod, or what `sparseflash.attention` does not take.
+        ValueError: what in a function cannot be traced, or `sparseflash.attention` does not take.
     """
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(
@@ -62,7 +66,12 @@ def flex_attention(
         )
     wanted = AuxRequest(lse=return_lse) if return_aux is None else return_aux
     mask = convert(block_mask) if isinstance(block_mask, FlexMask) else block_mask
-    options: dict[str, Any] = {"scale": scale, "terms": _terms(score_mod)}
+    options: dict[str, Any] = {"scale": scale}
+    if isinstance(score_mod, Terms):
+        options["terms"] = score_mod
+    elif score_mod is not None:
+        known = isinstance(score_mod, Score | Bound)
+        options["score"] = score_mod if known else convert_score(score_mod)
     options |= {"return_lse": wanted.lse, "return_max_scores": wanted.max_scores}
     found = attention(query, key, value, mask, **options)
     if return_aux is None:
@@ -88,12 +97,17 @@ def convert(block_mask: FlexMask) -> BlockMask:
     return _converted[block_mask]
 
 
-def _terms(score_mod: Any) -> Terms | None:
-    if score_mod is None or isinstance(score_mod, Terms):
-        return score_mod
-    name = getattr(score_mod, "__qualname__", repr(score_mod))
-    raise ValueError(
-        f"score_mod is {name}; pass sparseflash.Terms(...) for soft-capping, slopes or a bias by"
-        " distance, or None. What it forbids belongs into a mask_mod, a factor into scale; for all"
-        " else take torch's flex_attention"
-    )
+def convert_score(score_mod: Callable[..., Any]) -> Bound:
+    """Return the score function of one of torch, score_mod(score, b, h, q_idx, kv_idx), with the
+    tensors that it indexes as they are now.
+
+    Raises ValueError for what cannot be traced; see `sparseflash.score`.
+    """
+    if torch.compiler.is_compiling():
+        raise ValueError(
+            "score_mod is a function inside torch.compile: pass convert_score(score_mod), made"
+            " outside, or sparseflash.score with its tensors"
+        )
+    if not callable(score_mod):
+        raise ValueError(f"score_mod is {score_mod!r}; pass a function, or sparseflash.score(...)")
+    return from_score_mod(score_mod)
