@@ -15,11 +15,13 @@ from statistics import fmean
 from typing import Any
 
 from experiments.common.files import read_json_lines, reading, unpack, write_whole
+from experiments.lra.settings import forms
 from experiments.training.run_file import JOURNAL, RUN, last_lines, read, rounded
 
 POINTS = 200  # of a training curve in an archive
 PRETRAINED = "from another run"
 USUAL = ("nystrom", "full", "row", "contour 14")  # settings of the reference recipe
+NEAR = 1.0  # point: about the standard error of a validation
 QUANTITIES = ("loss", "accuracy")
 TRAIN_FIRST = "train first: python -m experiments.train task=listops"
 
@@ -59,8 +61,10 @@ class Run:
         self.steps = int(result.get("steps") or self._most("step"))
         self.seconds = float(result.get("seconds") or self._most("seconds"))
         self.accuracy = _percent(result.get("accuracy"))  # None if the run was not tested
-        best = max((line["accuracy"] for line in self.of("val")), default=None)
+        validations = [line["accuracy"] for line in self.of("val")]
+        best = max(validations, default=None)
         self.val_accuracy = _percent(result.get("val_accuracy", best))
+        self.last = _percent(validations[-1] if validations else None)
         self.ms_per_step: float | None = result.get("ms_per_step")
         self.memory_mib = result.get("memory_mib") or self._most("memory_mib") or None
         # bool (n,): the test examples with the right answer, if the run kept them
@@ -86,6 +90,13 @@ class Run:
         return max((line.get(name) or 0 for line in self.lines), default=0)
 
     @property
+    def untrained(self) -> bool:
+        """Whether its last validation is at the most frequent class, or at most NEAR above it."""
+        most = self.baselines.get("majority")
+        known = self.complete and not self.pretraining and None not in (most, self.last)
+        return known and self.last <= most + NEAR  # type: ignore[operator]
+
+    @property
     def label(self) -> str:
         """How the run differs from the reference recipe, in words; empty for that recipe."""
         settings, task = self.settings, self.settings.get("task") or {}
@@ -97,6 +108,7 @@ class Run:
                 f"strokes of {f'{min(strokes)} to {max(strokes)}' if several else strokes}"
             )
         words += [f"{n} {task[n]}" for n in ("margins", "distractors") if task.get(n) is not None]
+        words += forms(settings["attention"], task)
         words += [settings.get("init_from") and PRETRAINED, settings.get("name")]
         return ", ".join(str(word) for word in words if word and word not in USUAL)
 

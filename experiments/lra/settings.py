@@ -11,19 +11,21 @@ from omegaconf import DictConfig, OmegaConf
 import masks
 from experiments.common.config import compose, make, option, store
 from experiments.common.files import digest
+from experiments.lra.models.attention import KINDS
 from experiments.lra.models.config import ModelConfig
 from experiments.lra.tasks.task import PATHFINDER
 from experiments.training.settings import Training, fill, given_keys, on_device
 
 IMAGES = ("image", *PATHFINDER)  # tasks
 PRETRAIN = ("masked",)
+WITHOUT_NAME = ("mask", "block_size", "padding", "backend")  # named otherwise, or of no effect
 
 
 @dataclass
 class Settings(Training):
     """One run.
 
-    Its folder is RUNS/LABEL[-RECIPE][-PRETRAIN][-small]/ATTENTION[-MASK][-NAME]/seedSEED.
+    Its folder is RUNS/LABEL[-RECIPE][-PRETRAIN][-small]/ATTENTION[-MASK][-FORMS][-NAME]/seedSEED.
     """
 
     task: dict[str, Any] = option({})  # a file of conf/task
@@ -91,6 +93,7 @@ class Settings(Training):
         if self.mask is not None:
             words = re.sub(r"[^A-Za-z0-9.]+", "-", self.mask).strip("-")[:40].strip("-")
             attention += [words, digest({"mask": self.mask})[:6]]
+        attention += [text.replace("=", "-") for text in forms(self.attention, self.task)]
         attention += [self.name] if self.name else []
         return Path(self.runs, "-".join(task), "-".join(attention), f"seed{self.seed}")
 
@@ -115,6 +118,18 @@ class Settings(Training):
         """Return the attention with its mask, as the model takes it."""
         given = {"mask": self.mask, "block_size": self.block_size}
         return self.attention | {key: value for key, value in given.items() if value is not None}
+
+
+def forms(attention: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
+    """Return what of the attention, or of the padding, is not the default: "scale=1.0"."""
+    kind = KINDS.get(attention["name"])
+    options = {} if kind is None else kind.options
+    found = [
+        f"{name}={attention[name]}"
+        for name, option in options.items()
+        if attention.get(name) not in (None, option.default) and name not in WITHOUT_NAME
+    ]
+    return found + ["black-padding"] * bool(task.get("pad_black"))
 
 
 @dataclass

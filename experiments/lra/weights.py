@@ -27,7 +27,7 @@ def make_model(settings: Settings, task: Task) -> Classifier:
     """Return the classifier of a run on a task, with fresh weights, in float32 on the CPU."""
     order = None if task.grid is None else pixel_order(task.grid, _order(settings))
     shape = (task.vocab, task.length, task.classes, task.pair, task.grid)
-    return Classifier(*shape, settings.sizes, settings.kind(), order)
+    return Classifier(*shape, settings.sizes, settings.kind(), order, task.pad_black)
 
 
 def _order(settings: Settings) -> str:

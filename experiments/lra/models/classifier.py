@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.lra.models.attention import Attention, make_attention
+from experiments.lra.models.attention import KINDS, Attention, make_attention
+from experiments.lra.models.attention.base import real_tokens
 from experiments.lra.models.attention.flash import Flash
 from experiments.lra.models.blocks import Block, Dropout, Head, draw_seeds, initialise, norm_eps
 from experiments.lra.models.config import ModelConfig, model_config
@@ -22,7 +24,6 @@ from experiments.lra.models.positions import (
 from masks.analysis.reach import MOST_TOKENS, reach
 from sparseflash import BlockSparseAttention, Rotary
 from sparseflash.distributed import ContextParallel
-from sparseflash.dynamic.lengths import real_tokens
 from sparseflash.schedule.blocks import Schedule
 
 __all__ = ["Classifier", "ModelConfig", "model_config"]
@@ -37,6 +38,7 @@ class Classifier(nn.Module):
     of an image, for which the position table is upsampled with `upsample_positions`.
     attention: the name and the options of `make_attention`, as {"name": "local", "window": 64}.
     order: the row-major pixel of each token of an image; row-major order where None.
+    pad_black: tokens of id 0 are padding wherever they are, for attentions that are `scattered`.
 
     Raises ValueError for positions of rows and columns, and smooth embeddings, without a grid, and
     for a class token that the attention does not show all tokens.
@@ -52,6 +54,7 @@ class Classifier(nn.Module):
         model: ModelConfig | None = None,
         attention: Mapping[str, Any] | None = None,
         order: Sequence[int] | np.ndarray | None = None,
+        pad_black: bool = False,
     ):
         super().__init__()
         if grid is not None and grid[0] * grid[1] != length:
@@ -59,6 +62,7 @@ class Classifier(nn.Module):
         config = model or ModelConfig()
         config.refuse_grid(grid is not None)
         self.config, self.length, self.pair, self.grid = config, length, pair, grid
+        self.pad_black = pad_black
         cls = config.pool == "cls"
         self.states = length + cls  # what the attention sees
         self.context: ContextParallel | None = None  # where several processes share a sequence
@@ -91,6 +95,13 @@ class Classifier(nn.Module):
             kinds.append(make_attention(**options, layer=layer))
             self.blocks.append(Block(config, kinds[-1], rotary))
             kinds[-1].share(kinds[0])
+        able = all(kind.scattered for kind in kinds) and config.pool in ("mean", "max", "cls")
+        if pad_black and (config.lm_head or not able):
+            names = ", ".join(name for name, kind in KINDS.items() if kind.cls.scattered)
+            raise ValueError(
+                "task.pad_black is true: give an attention of"
+                f" {names}, model.pool=mean, max or cls, and no pretrain="
+            )
         if cls:
             refuse_a_blind_class_token(kinds)
         self.masks = [
@@ -120,7 +131,9 @@ class Classifier(nn.Module):
             raise ValueError("tokens are predicted by a model with lm_head=True")
         pairs = tokens.flatten(0, 1) if self.pair else tokens
         plans = None
-        if lengths is not None:
+        if self.pad_black:
+            lengths = F.pad(pairs != 0, (int(self.cls is not None), 0), value=True)
+        elif lengths is not None:
             lengths = lengths.flatten() if self.cls is None else lengths.flatten() + 1
             plans = self.plans(lengths) if self.skips and self.context is None else None
         x = self.encode(pairs, lengths, places, plans)

@@ -1,5 +1,5 @@
 """What an encoder is made of. The defaults are those of the Nystromformer authors' PyTorch port
-(arXiv 2102.03902), which the tables of the FlashAttention paper follow.
+(arXiv 2102.03902).
 """
 
 from dataclasses import dataclass

@@ -28,12 +28,19 @@ LEAST = 10  # train images, of which a tenth is val
 
 
 def load(
-    data_dir: Path, *, cache_dir: Path, seed: int = 0, order: str = "row", limit: int | None = None
+    data_dir: Path,
+    *,
+    cache_dir: Path,
+    seed: int = 0,
+    order: str = "row",
+    pad_black: bool = False,
+    limit: int | None = None,
 ) -> task.Task:
     """Return the Image task, from `cifar-10-batches-py` or `cifar10_gray.npz[.xz]`.
 
     Args:
         order: of the pixels: row, hilbert, morton or tiles:SIZE.
+        pad_black: pixels of value 0 are padding, as in google's code and the Nystromformer port.
         limit: the first examples of each split only.
     """
     places = task.pixel_order(GRID, order)
@@ -54,6 +61,7 @@ def load(
         vocab=256,
         splits=splits,
         grid=GRID,
+        pad_black=pad_black,
     )
 
 

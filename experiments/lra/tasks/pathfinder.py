@@ -47,6 +47,7 @@ def load(
     margins: int | list[int] | None = None,
     distractors: int | None = None,
     order: str = "row",
+    pad_black: bool = False,
     limit: int | None = None,
 ) -> task.Task:
     """Return the Pathfinder task of one size; the pixels are the tokens.
@@ -60,6 +61,7 @@ def load(
             take those of a list in turn.
         margins, distractors: generate with other gaps and another number (`parameters.spec`).
         order: of the pixels, see `pixel_order`.
+        pad_black: pixels of value 0 are padding, as in google's code and the Nystromformer port.
         limit: the first images of each split only; others are neither read nor made.
 
     Raises:
@@ -97,6 +99,7 @@ def load(
         vocab=256,
         splits=splits,
         grid=(size, size),
+        pad_black=pad_black,
     )
 
 

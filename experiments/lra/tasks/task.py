@@ -47,6 +47,7 @@ class Task:
     vocab: int  # rows of the embedding table
     splits: dict[str, Split]  # of SPLITS
     grid: tuple[int, int] | None = None  # (rows, columns) of images
+    pad_black: bool = False  # pixels of value 0 are padding
     # test accuracy of shortcuts that ignore the sequence; that of the majority class is added
     baselines: dict[str, float] = field(default_factory=dict)
     # what the data were made of, where that differs from machine to machine

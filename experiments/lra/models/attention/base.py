@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from masks import Mask
+from sparseflash.dynamic.lengths import real_tokens as within
 
 
 class Attention(nn.Module):
@@ -23,6 +24,7 @@ class Attention(nn.Module):
     """
 
     shared_qk = False  # the projection makes one tensor for q and k
+    scattered = False  # `lengths` may be bool (B, N), True for tokens that count, wherever they are
     redraw = True  # kinds that hash draw new hashes at every call; False: they keep their buffers'
 
     def __init__(
@@ -104,6 +106,11 @@ class Projected(nn.Module):
         qk = [self.rotary(t) for t in qk] if self.rotary is not None else qk
         *qk, v = (t.transpose(1, 2) for t in (*qk, v))
         return self.out(self.attention(qk[0], qk[-1], v, lengths).transpose(1, 2).flatten(2))
+
+
+def real_tokens(lengths: Tensor, n: int) -> Tensor:
+    """Bool (B, n): True for the tokens that count."""
+    return lengths if lengths.dtype == torch.bool else within(lengths, n)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

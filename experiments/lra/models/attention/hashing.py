@@ -95,13 +95,18 @@ class Reformer(Attention):
 
     bucket: tokens of a chunk; None: a 32nd of the length, at most 128.
     hashes: rounds.
+    scale: of q k / |k| in the softmax; None: 1 / sqrt(D), as in reformer-pytorch and the
+        FlashAttention authors' code. 1 in trax, transformers and the Nystromformer port.
     """
 
     shared_qk = True
     rotations: Tensor
 
-    def __init__(self, *, bucket: int | None = None, hashes: int = 2, **sizes):
+    def __init__(
+        self, *, bucket: int | None = None, hashes: int = 2, scale: float | None = None, **sizes
+    ):
         super().__init__(**sizes)
+        self.scale = self.head_dim**-0.5 if scale is None else scale
         self.bucket = bucket or budget(self.length, share=32, most=128)
         self.hashes = hashes
         self.halves = max(round(self.length / self.bucket / 2), 1)  # of the hash's values
@@ -126,7 +131,7 @@ class Reformer(Attention):
         queries = take(q, token, place).unflatten(2, (chunks, -1))
         keys = take(F.normalize(q, dim=-1), wide_token, wide_place).unflatten(2, (chunks, -1))
         values = take(v, wide_token, wide_place).unflatten(2, (chunks, -1))
-        scores = (queries * q.shape[-1] ** -0.5) @ keys.mT
+        scores = (queries * self.scale) @ keys.mT
         token, wide_token = (t.unflatten(2, (chunks, -1)) for t in (token, wide_token))
         if lengths is not None:
             padding = wide_token >= lengths[:, None, None, None]

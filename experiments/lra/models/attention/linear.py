@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.lra.models.attention.base import Attention, budget, register
-from sparseflash.dynamic.lengths import real_tokens
+from experiments.lra.models.attention.base import Attention, budget, real_tokens, register
 
 
 @register("linear", label="linear attention", style=("#CC79A7", "v", "--"))
@@ -20,6 +19,8 @@ class Linear(Attention):
         as the Nystromformer port does.
     eps: added to the denominator.
     """
+
+    scattered = True
 
     def __init__(self, *, normalise: bool = True, eps: float = 1e-6, **sizes):
         super().__init__(**sizes)
@@ -76,6 +77,7 @@ class Performer(Attention):
     eps: added to every feature, the largest of which is 1; None: 1e-6, of relu 1e-3.
     """
 
+    scattered = True
     projection: Tensor | None
 
     def __init__(

@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.lra.models.attention.base import Attention, budget, register
+from experiments.lra.models.attention.base import Attention, budget, real_tokens, register
 from masks import Mask, block_diagonal
-from sparseflash.dynamic.lengths import real_tokens
 
 ALIGNED = 8  # keys: rows of bfloat16 scores are then whole 16 bytes, as tensor cores take them
 
@@ -16,6 +15,8 @@ ALIGNED = 8  # keys: rows of bfloat16 scores are then whole 16 bytes, as tensor 
 @register("standard", label="Transformer", style=("#000000", "o", "-"))
 class Standard(Attention):
     """softmax(q k^T / sqrt(D)) v over the whole score matrix."""
+
+    scattered = True
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
         n = k.shape[2]
@@ -85,18 +86,26 @@ class Linformer(Attention):
     rank: columns of E and F; None: a sixteenth of the length, at most 256.
     shared: every head has one projection of its own instead, for k, v and all layers, which starts
         near 0, as in the Nystromformer port (there of rank 256).
+    same_kv: E is F, and starts at a standard deviation of 1 / sqrt(N), as in google's code, where
+        padding counts (of rank 16, and 32 for Text).
     """
 
-    def __init__(self, *, rank: int | None = None, shared: bool = False, **sizes):
+    scattered = True
+
+    def __init__(
+        self, *, rank: int | None = None, shared: bool = False, same_kv: bool = False, **sizes
+    ):
         super().__init__(**sizes)
+        if shared and same_kv:
+            raise ValueError("shared and same_kv are both True: choose one")
         self.rank = rank or budget(self.length, share=16, most=256)
         self.shared = shared
         if shared:
             self.project = nn.Parameter(0.02 * torch.randn(self.heads, self.length, self.rank))
         else:
-            shape, std = (self.length, self.rank), self.rank**-0.5
+            shape, std = (self.length, self.rank), (self.length if same_kv else self.rank) ** -0.5
             self.project_k = nn.Parameter(std * torch.randn(shape))
-            self.project_v = nn.Parameter(std * torch.randn(shape))
+            self.project_v = self.project_k if same_kv else nn.Parameter(std * torch.randn(shape))
 
     def share(self, first: Attention) -> None:
         if self.shared:

@@ -31,6 +31,8 @@ FORMS = [  # every attention, and what the Nystromformer port and google's code 
     *((name, {}) for name in NAMES),
     ("linear", {"normalise": False}),
     ("linformer", {"shared": True}),
+    ("linformer", {"same_kv": True}),
+    ("reformer", {"scale": 1.0}),
     ("performer", {"scale": 1 / D}),
     ("performer", {"kernel": "relu", "features": None}),
 ]
@@ -123,7 +125,7 @@ def reformer_oracle(attention, q: Tensor, v: Tensor) -> Tensor:
         keys = chunk + in_chunks[c - 1]
         if not chunk:
             continue
-        scores = q[chunk] @ k[keys].mT * D**-0.5
+        scores = q[chunk] @ k[keys].mT * attention.scale
         scores[torch.tensor(chunk)[:, None] == torch.tensor(keys)] = -5e4
         p = scores.exp()
         numerator = numerator.index_add(0, torch.tensor(chunk), p @ v[keys])
@@ -286,6 +288,7 @@ def test_sizes_go_by_the_length():
     assert [budget(n, 32, 128) for n in lengths] == [32, 32, 64, 64, 128, 128, 128, 128, 16]
     layer = make_attention("reformer", heads=H, head_dim=D, length=2048, bucket=None, hashes=4)
     assert isinstance(layer, Reformer) and (layer.bucket, layer.halves) == (64, 16)
+    assert layer.scale == D**-0.5
 
 
 @pytest.mark.parametrize("length", [256, 512, 1000, 1024, 2000, 2048, 4096, 16384, 65536])
@@ -328,6 +331,7 @@ def test_masks_of_a_layer_and_as_objects():
         ("performer", {"kernel": "relu", "features": 8}, "features and scale are for kernel=soft"),
         ("linear", {"normalise": 1}, "normalise is 1"),
         ("linformer", {"shared": "yes"}, "shared is 'yes'"),
+        ("linformer", {"shared": True, "same_kv": True}, "same_kv are both"),
         ("sparse", {"mask": "locale:3"}, "locale"),
         ("flash", {"padding": "drop"}, "padding is 'drop'"),
         ("flash", {"padding": "skip"}, "multiple of 128"),
@@ -367,7 +371,7 @@ def test_labels_styles_and_configurations_follow_the_registration():
     assert len({kind.style for kind in KINDS.values()}) == len(KINDS)
     groups = Path(experiments.__file__).parent / "conf" / "attention"
     assert {path.stem for path in groups.glob("*.yaml")} == set(KINDS)
-    assert [*KINDS["reformer"].options] == ["bucket", "hashes"]
+    assert [*KINDS["reformer"].options] == ["bucket", "hashes", "scale"]
     assert {*KINDS["sparse"].options} == {"mask", "block_size", "padding", "backend"}
 
 
@@ -380,12 +384,11 @@ def test_reformer_is_that_of_transformers(monkeypatch):
         lsh_attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     peer = theirs.LSHSelfAttention(config).eval()
-    ours = make_attention("reformer", heads=1, head_dim=dim, length=n, bucket=16).eval()
+    ours = make_attention("reformer", heads=1, head_dim=dim, length=n, bucket=16, scale=1).eval()
     ours.redraw = False
     x = torch.randn(B, n, dim)
     q, v = (layer(x)[:, None] for layer in (peer.query_key, peer.value))
     rotations = ours.rotations.view(1, dim, 2, -1)
     monkeypatch.setattr(torch, "randn", lambda shape, **_: rotations.view(shape))
     expected = peer(x).hidden_states
-    q = q * dim**0.5  # it does not divide the scores by sqrt(D) too
     torch.testing.assert_close(ours(q, q, v)[:, 0], expected, rtol=1e-4, atol=1e-5)

@@ -9,18 +9,20 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from experiments.lra.models.attention import NAMES, make_attention
+from experiments.lra.models.attention import KINDS, NAMES, make_attention
 from experiments.lra.models.classifier import Classifier, ModelConfig, model_config
 
 LENGTHS = torch.tensor([40, 23], dtype=torch.int32)
 CPU = {"flash": {"backend": "cpu"}, "sparse": {"backend": "cpu"}}
 
 
-def make(attention: str = "standard", pair: bool = False, grid=None, **config) -> Classifier:
+def make(
+    attention: str = "standard", pair: bool = False, grid=None, pad_black: bool = False, **config
+) -> Classifier:
     torch.manual_seed(0)
     model = model_config(**{"dropout": 0.0, "attention_dropout": 0.0, **config})
     options = {"name": attention, **CPU.get(attention, {})}
-    return Classifier(20, 40, 3, pair, grid, model, options)
+    return Classifier(20, 40, 3, pair, grid, model, options, pad_black=pad_black)
 
 
 def tokens(*shape: int) -> torch.Tensor:
@@ -90,6 +92,23 @@ def test_padding_changes_nothing(name, pool):
     second[torch.arange(40) >= LENGTHS[:, None]] = 7
     assert not torch.equal(first, second)
     assert torch.equal(seeded(model, first, LENGTHS), seeded(model, second, LENGTHS))
+
+
+SCATTERED = [name for name in NAMES if KINDS[name].cls.scattered]
+
+
+@pytest.mark.parametrize(("name", "pool"), [*product(SCATTERED, ("mean", "max", "cls"))])
+def test_black_pixels_can_be_padding(name, pool):
+    """They are as padding at the end is, and change nothing wherever they are."""
+    black, plain = (make(name, pool=pool, pad_black=on).double().eval() for on in (True, False))
+    ends, anywhere = tokens(2), tokens(2)
+    ends[torch.arange(40) >= LENGTHS[:, None]] = 0
+    torch.testing.assert_close(black(ends), plain(ends, LENGTHS))
+    anywhere[:, ::3] = 0
+    before = black(anywhere)
+    torch.nn.init.normal_(black.embedding.weight[0])
+    torch.testing.assert_close(black(anywhere), before)
+    assert not torch.allclose(plain(anywhere), before)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -252,6 +271,8 @@ def test_bfloat16_autocast():
         (lambda: make(embedding_std=-1), "embedding_std=-1"),
         (lambda: make(embedding="smooth"), "embedding=smooth.*images"),
         (lambda: make(rotary="no"), "rotary='no'"),
+        (lambda: make("flash", pad_black=True), "pad_black.*attention of linear, "),
+        (lambda: make(pool="last", pad_black=True), "pad_black.*pool=mean"),
         *(
             (partial(make, positions=name, **changes), f"positions={name}.*images")
             for changes in ({}, {"grid": (5, 8), "pool": "cls"})

@@ -259,5 +259,6 @@ def test_generated_splits_do_not_depend_on_each_others_sizes(tmp_path):
     hilbert = generated(examples=(20, 10, 10), order="hilbert", limit=5).splits["val"]
     expected = small.splits["val"].tokens[:5][:, pixel_order((32, 32), "hilbert")]
     np.testing.assert_array_equal(hilbert.tokens, expected)
+    assert generated(examples=(2, 2, 2), pad_black=True).pad_black and not small.pad_black
     with pytest.raises(ValueError, match="examples="):
         generated(examples=(1, 2))
