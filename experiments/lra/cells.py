@@ -88,6 +88,9 @@ class Cell:
         self.accuracy = fmean(self.accuracies) if self.accuracies else None
         # the standard deviation of the seeds (n - 1), None for a single run
         self.spread = stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        # the mean of the last validations of runs that did not train, None if all did
+        ends = [run.last for run in runs if run.untrained and run.last is not None]
+        self.untrained = fmean(ends) if ends else None
         memory = [x.memory_mib for x in runs] if timed is None else [x["peak_mib"] for x in timed]
         self.memory_mib = max((mib for mib in memory if mib and mib == mib), default=None)
         # milliseconds of a training step, the median of the runs, by device and workload
@@ -312,8 +315,9 @@ def difference(ours: Sequence[Run], others: Sequence[Run]) -> Difference | None:
 
     Runs are paired by seed, and by test example where both kept which of the same they answered
     rightly. The variance of the mean is that of the seeds + that of the test examples, which every
-    seed shares. It counts their interaction twice, so the interval is a little too wide (Owen, The
-    pigeonhole bootstrap, 2007). Degrees of freedom are Welch and Satterthwaite's.
+    seed shares. It counts their interaction twice (Owen, The pigeonhole bootstrap, 2007). Degrees
+    of freedom are Welch and Satterthwaite's. Where the seeds vary more than the mean of the
+    examples, the interval is at least that of the seeds alone.
     """
     by_seed = {run.seed: run for run in others}
     deltas, answers, data = [], [], set()
@@ -341,6 +345,9 @@ def difference(ours: Sequence[Run], others: Sequence[Run]) -> Difference | None:
     if parts and total:
         freedom = total**2 / sum(variance**2 / count for variance, count in parts)
         half = student(freedom) * math.sqrt(total)
+        variance, count = max(parts)
+        if count == n - 1:
+            half = max(half, student(count) * math.sqrt(variance))
     return Difference(float(np.mean(deltas)), half if total else 0.0 if parts else None, n, covers)
 
 

@@ -21,12 +21,13 @@ from experiments.lra.runs import Run, unpacked
 Lines = list[list[str]]
 BASES = {lra.BASE: "from_standard", "flash": "from_flash"}  # what differences are relative to
 ALL_FIVE = "of all five"
-CUT, VALIDATION, UNTRACED = "†", "‡", "§"
+CUT, VALIDATION, UNTRACED, UNTRAINED = "†", "‡", "§", "¶"
 LEGEND = {
     "[x]": "the paper's value",
     CUT: "cut short: fewer steps than planned",
     VALIDATION: "best validation accuracy; the run was not tested",
     UNTRACED: "untraced: no commit holds the exact code of the run",
+    UNTRAINED: "did not train: the last validation, which follows, is at the most frequent class",
     MISSING: "not run",
     ALL_FIVE: "a missing task counts as a guess (10 or 50 %); for rows with three tasks or more",
     "(n)": "seeds of both rows; s: the interval covers seeds, e: test examples",
@@ -180,6 +181,7 @@ def accuracy_text(cell: Cell | None, paper: float | None = None) -> str:
         if cell.spread is not None:
             text += f" ± {cell.spread:.1f} ({len(cell.accuracies)})"
         text += _marks(cell.complete, cell.tested) + ("" if cell.traced else UNTRACED)
+        text += "" if cell.untrained is None else f" {UNTRAINED} {cell.untrained:.1f}"
     elif cell is not None:
         text = CUT
     return text if paper is None else f"{text} [{paper:.1f}]"

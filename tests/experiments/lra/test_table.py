@@ -92,6 +92,7 @@ ACCURACIES = [
     *(run("local", accuracy=x, date=f"2026-0{10 * x:.0f}-01") for x in (0.3, 0.4)),
     run("reformer", accuracy=0.361, commit="0123456789ab+changes"),
     run("smyrf", accuracy=0.37, commit=""),
+    run("sparse", accuracy=0.18, more={"accuracy": 0.319}),  # the best of its checkpoints
 ]
 CELLS = {  # worked out by hand
     "Transformer": "38.0 ± 2.6 (3) [36.0]",  # the mean, and the root of (4 + 1 + 9) / (3 - 1)
@@ -102,6 +103,7 @@ CELLS = {  # worked out by hand
     "local attention": "40.0 [36.1]",  # of the same seed twice the newest counts
     "Reformer": "36.1§ [36.5]",  # of changed code
     "Smyrf": "37.0§ [36.1]",  # of no commit
+    "block-sparse": "31.9 ¶ 17.7 [37.0]",  # it ended at the most frequent class, 17.5
 }
 
 
@@ -117,6 +119,16 @@ def test_accuracies_are_marked_and_what_is_left_out_is_named(table):
     assert "seed0: 400 of 1000 steps" in notes and "\n§ untraced" in notes
     rows = found.frame().set_index("attention")
     assert not rows.traced["Reformer"] and not rows.complete["Linformer"]
+
+
+def test_rows_name_the_form_of_an_attention_and_what_is_padding(cells):
+    form = {"attention": {"name": "reformer", "scale": 1.0, "hashes": 2, "bucket": None}}
+    black = {"task": {"pad_black": True}, "attention": {"name": "flash", "padding": "hide"}}
+    found = cells(run("reformer", settings=form), run("flash", "pathfinder32", settings=black))
+    assert {row.text for row, _ in found} == {
+        "Reformer, scale=1.0",
+        "FlashAttention, black-padding",
+    }
 
 
 def test_of_as_many_seeds_the_newer_settings_count_and_a_complete_run_first(cells):
@@ -370,6 +382,15 @@ def test_seeds_are_paired():
     assert found.value == pytest.approx(2.0)  # of 1, 3 and 2 points
     test = stats.ttest_rel([62, 65, 63], [61, 62, 61]).confidence_interval(0.95)
     assert (found.value - found.half, found.value + found.half) == pytest.approx(test, rel=1e-3)
+
+
+def test_where_seeds_dominate_the_interval_is_that_of_the_seeds():
+    at = np.arange(1000)
+    ours = [seeded(i, right=(at >= 50) & (at < end)) for i, end in enumerate((650, 690, 670))]
+    found = difference(ours, [seeded(seed, right=at < 600) for seed in range(3)])
+    assert found is not None and found.covers == "se" and found.value == pytest.approx(2)
+    alone = stats.ttest_1samp([0, 4, 2], 0).confidence_interval(0.95)
+    assert found.half == pytest.approx(alone.high - 2, rel=1e-3)
 
 
 def test_a_single_seed_is_paired_by_its_examples():
