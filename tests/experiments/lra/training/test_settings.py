@@ -53,7 +53,7 @@ def test_recipes_have_settings_for_tasks():
 
 
 def test_a_recipe_has_settings_for_tasks_that_it_does_not_name():
-    for recipe, batch in {"nystrom": 32, "google": 32, "spt": 32}.items():
+    for recipe, batch in {"nystrom": 32, "google": 32, "spt": 32, "fly": 32}.items():
         given = "task=listops", "task.name=mine", f"recipe={recipe}", "scale=full"
         assert settings(*given).batch == batch
 
@@ -87,6 +87,9 @@ def test_folders_tell_runs_apart():
 
     assert folder("attention=local") == "runs/train/image/local/seed0"
     assert folder("attention=local", "seed=3", "name=try") == "runs/train/image/local-try/seed3"
+    assert folder("attention=reformer", "attention.scale=1").endswith("/reformer-scale-1/seed0")
+    black = folder("attention=linear", "task.pad_black=true")
+    assert black == "runs/train/image/linear-black-padding/seed0"
     masked = folder("mask=local:256+butterfly")
     assert masked.startswith("runs/train/image/sparse-local-256-butterfly-")
     assert folder("mask=local:256*butterfly") != masked
