@@ -22,7 +22,7 @@ from masks.predicate.expression import (
     walk,
 )  # fmt: skip
 from sparseflash.checks import is_wrapped
-from sparseflash.score.rule import SYMBOLS, Kind, bare, load, rule_of, symbols, text_of
+from sparseflash.score.rule import SYMBOLS, Kind, load, rule_of, symbols, text_of
 
 Kinds = tuple[tuple[int, torch.dtype, bool, bool], ...]
 _scores: "WeakValueDictionary[int, Score]" = WeakValueDictionary()
@@ -254,14 +254,7 @@ def check_fit(
 
 def _bare(text: str) -> tuple[tuple[int, int, int], ...]:
     """Return (table, dimension, place in "bhqk") of the symbols that are an index."""
-    found = [
-        (node.data, dim, "bhqk".index(name))
-        for node in walk(rule_of(text).logits)
-        if node.op == "load"
-        for dim, index in enumerate(node.args)
-        if (name := bare(index)) is not None and name in "bhqk"
-    ]
-    return tuple(dict.fromkeys(found))
+    return rule_of(text).bare
 
 
 def _text(number: int, kinds: Kinds) -> str:

@@ -73,6 +73,18 @@ class Rule:
         self.symbols = {node.op for node in made if node.op in SYMBOLS}
 
     @cached_property
+    def bare(self) -> tuple[tuple[int, int, int], ...]:
+        """(table, dimension, place in "bhqk") of the symbols that are an index."""
+        found = [
+            (node.data, dim, "bhqk".index(name))
+            for node in walk(self.logits)
+            if node.op == "load"
+            for dim, index in enumerate(node.args)
+            if (name := bare(index)) is not None and name in "bhqk"
+        ]
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
     def _derivatives(self) -> dict[Expression, Expression]:
         return derivatives(self.logits, Expression("g", REAL))
 

@@ -314,8 +314,6 @@ def test_errors_of_a_call():
         ({"score": 3.0}, "score is float"),
         ({"score": capped, "terms": both}, "terms.softcap"),
         ({"score": on_meta}, "bias is on meta"),
-        ({"score": capped, "backend": "triton"}, "score functions"),
-        ({"score": capped, "backend": "hopper"}, "."),
         ({"score": capped, "lengths": [30]}, "lengths"),
     ):
         with pytest.raises(ValueError, match=message):
