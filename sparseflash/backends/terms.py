@@ -135,6 +135,7 @@ class ScoredBlocks:
                 problem.heads,
             )
             self.extents = problem.n_q, problem.n_k
+            self.ragged = problem.n_q % schedule.block_q or problem.n_k % schedule.block_k
             self.numbers = Numbers(schedule, by_query=by_query)
             self.totals: dict[int, list[Tensor | None]] = {}
 
@@ -143,12 +144,13 @@ class ScoredBlocks:
         if not self.given:
             return None
         (pair, q, k), (n_q, n_k) = self.numbers(own, other), self.extents
-        beyond = (q >= n_q) | (k >= n_k)
+        beyond = (q >= n_q) | (k >= n_k) if self.ragged else None
         q, k = q.clamp(max=n_q - 1), k.clamp(max=n_k - 1)
         number = {"b": pair // self.heads, "h": pair % self.heads, "q": q, "k": k}
         scored = Scored(self.rule, self.tables, scores.mul(LN2), n_q, n_k, **number)
         torch.mul(scored.logits(), LOG2E, out=scores)
-        scores.masked_fill_(beyond, -math.inf)
+        if beyond is not None:
+            scores.masked_fill_(beyond, -math.inf)
         return scored
 
     def zeros(self, part: int, dtype: torch.dtype) -> list[Tensor | None]:

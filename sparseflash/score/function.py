@@ -88,6 +88,9 @@ class Score:
     def __repr__(self) -> str:
         return f"score({self.name})"
 
+    def __reduce__(self) -> Any:
+        return Score, (self.fn,)
+
     def text(self, kinds: Kinds) -> str:
         """Return the key of the rule for such tensors."""
         if kinds not in self._texts:
@@ -134,6 +137,9 @@ class _OfClosure(Score):
 
     def _traced(self, kinds: list[Kind]) -> Expression:
         return self.logits
+
+    def __reduce__(self) -> Any:
+        return _OfClosure, (self.name, self.names, self.logits)
 
 
 def from_score_mod(score_mod: Callable[..., Any]) -> Bound:

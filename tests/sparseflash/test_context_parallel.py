@@ -318,6 +318,8 @@ def refused(rank: int, world: int) -> None:
     q, k, v = (torch.randn(1, h, 128, 16) for h in (4, 2, 2))
     with refuses("dropout_p", "0.5"):
         sparseflash.attention(q, k, v, cp, dropout_p=0.5)
+    with refuses("score"):
+        sparseflash.attention(q, k, v, cp, score=sparseflash.score_rules.softcap(5.0))
     with refuses("slopes", "zigzag", "contiguous"):
         sparseflash.attention(q, k, v, cp, terms=sparseflash.Terms(slopes=torch.ones(4)))
     with refuses("lengths", "(1,)"):

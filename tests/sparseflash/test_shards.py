@@ -12,6 +12,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import masks
+import sparseflash
 from sparseflash import BlockSparseAttention, Rotary, Terms, attention
 from tests.processes import on_ranks
 
@@ -50,7 +51,7 @@ def check_layer(mesh, local=True, heads=4, **options):
     )
 
 
-def check_attention(mesh, placement, kept, mask=MASK, **options):
+def check_attention(mesh, placement, kept, mask=MASK, score=None, **options):
     """Results and gradients of DTensors are those of one process."""
     torch.manual_seed(0)
     q = torch.randn(4, 4, 40, 8, dtype=torch.float64, requires_grad=True)
@@ -59,11 +60,14 @@ def check_attention(mesh, placement, kept, mask=MASK, **options):
     leaves = [q, k, v, terms.sink]
     shared = [distribute_tensor(t, mesh, [placement]) for t in leaves[:3]]
     options |= {"return_lse": True, "terms": terms}
+    if score is not None:
+        leaves.append(torch.randn(4, 40, dtype=torch.float64, requires_grad=True))
+        options["score"] = score(t=leaves[4])
     out, lse = attention(*shared, mask, **options)
     wanted = attention(*leaves[:3], mask, **options)
     assert out.placements == lse.placements == (kept,), out.placements
     same([out, lse], wanted)
-    same(gradients(out, [*shared, terms.sink]), gradients(wanted[0], leaves))
+    same(gradients(out, [*shared, *leaves[3:]]), gradients(wanted[0], leaves))
 
 
 def ranks(rank: int, world: int) -> None:
@@ -88,6 +92,13 @@ def ranks(rank: int, world: int) -> None:
     check_attention(mesh, Shard(2), Replicate())
     check_attention(mesh, Shard(1), Replicate(), PER_HEAD)
     check_attention(mesh, Shard(0), Replicate(), dropout_p=0.3, seed=5)
+    of_keys, of_heads = (
+        sparseflash.score(lambda s, q, k, t: s * torch.exp(t[q % 4, k])),
+        sparseflash.score(lambda s, h, k, t: s + t[h, k]),
+    )
+    check_attention(mesh, Shard(1), Shard(1), score=of_keys)
+    check_attention(mesh, Shard(1), Replicate(), score=of_heads)
+    check_attention(mesh, Shard(0), Shard(0), score=of_heads)
 
 
 def test_two_processes_have_the_results_of_one():

@@ -1,6 +1,8 @@
 """Score functions on their way through a call: ready rules, transforms, entries, errors."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -17,6 +19,10 @@ from tests.sparseflash.score.test_score import assert_near
 BACKENDS = ("reference", "cpu")
 relative = sparseflash.score(lambda s, h, q, k, bias: s + bias[h, k - q + 40])
 capped = sparseflash.score(lambda s: 20 * np.tanh(s / 20))
+
+
+def identity(s):
+    return s * 1.0
 
 
 def small(n=40, m=40, dtype=torch.float64, grad=True, heads=2):
@@ -222,6 +228,13 @@ def test_a_new_table_each_step_is_no_new_graph():
         )
         assert all(map(torch.equal, found, wanted))
     assert counter.frame_count == 1
+
+
+def test_copies_and_pickles_are_the_same_rule():
+    bias = torch.randn(2, 80)
+    for made in (copy.deepcopy(relative), pickle.loads(pickle.dumps(sparseflash.score(identity)))):
+        tables = {"bias": bias} if made.names else {}
+        assert made(**tables).key() == (relative(bias=bias) if tables else made()).key()
 
 
 def test_export_and_transforms():
