@@ -36,12 +36,13 @@ def dense(q, k, v, x):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_those_of_finite_differences(backend):
-    q, k, v = (t.detach()[:, :, :5].requires_grad_() for t in small())
-    bias = torch.randn(2, 80, dtype=torch.float64, requires_grad=True)
+    q, k, v = (t.detach()[:, :, :5, :2].requires_grad_() for t in small())
+    bias = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
+    near = sparseflash.score(lambda s, h, q, k, bias: np.tanh(s) * bias[h, k - q + 4])
 
     def attend(q, k, v, bias):
         return sparseflash.attention(
-            q, k, v, masks.causal(), score=relative(bias=bias), backend=backend, return_lse=True
+            q, k, v, masks.causal(), score=near(bias=bias), backend=backend, return_lse=True
         )
 
     assert torch.autograd.gradcheck(attend, (q, k, v, bias))
