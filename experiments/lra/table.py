@@ -24,6 +24,7 @@ ALL_FIVE = "of all five"
 CUT, VALIDATION, UNTRACED, UNTRAINED = "†", "‡", "§", "¶"
 LEGEND = {
     "[x]": "the paper's value",
+    "*": "which equals that of an earlier paper",
     CUT: "cut short: fewer steps than planned",
     VALIDATION: "best validation accuracy; the run was not tested",
     UNTRACED: "untraced: no commit holds the exact code of the run",
@@ -70,7 +71,8 @@ class Table:
         for row in self.rows:
             cells = [self.cells.get((row, c)) for c in self.columns]
             papers = [of.paper_value(row, c) for c in self.columns]
-            texts = list(map(accuracy_text, cells, papers))
+            earlier = [(row.attention, c.task) in lra.EARLIER for c in self.columns]
+            texts = list(map(accuracy_text, cells, papers, earlier))
             texts += _average_texts(of.average(self.cells, row, self.columns))
             texts.append(self._mean_speedup_text(row))
             peak = max((cell.memory_mib or 0 for cell in cells if cell), default=0)
@@ -173,8 +175,8 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def accuracy_text(cell: Cell | None, paper: float | None = None) -> str:
-    """Return mean ± spread (seeds), marks and the paper's value."""
+def accuracy_text(cell: Cell | None, paper: float | None = None, earlier: bool = False) -> str:
+    """Return mean ± spread (seeds), marks and the paper's value, which may be an earlier one's."""
     text = MISSING
     if cell is not None and cell.accuracy is not None:
         text = f"{cell.accuracy:.1f}"
@@ -184,7 +186,7 @@ def accuracy_text(cell: Cell | None, paper: float | None = None) -> str:
         text += "" if cell.untrained is None else f" {UNTRAINED} {cell.untrained:.1f}"
     elif cell is not None:
         text = CUT
-    return text if paper is None else f"{text} [{paper:.1f}]"
+    return text if paper is None else f"{text} [{paper:.1f}{'*' * earlier}]"
 
 
 def _average_texts(found: of.Average | None) -> tuple[str, str]:

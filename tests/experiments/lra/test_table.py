@@ -20,7 +20,7 @@ from experiments.lra.cells import (
     student,
 )
 from experiments.lra.runs import PRETRAINED, Run, read_runs
-from experiments.lra.table import Table, tables
+from experiments.lra.table import Table, accuracy_text, tables
 from tests.experiments.lra.made_runs import write_run
 
 STANDARD, FLASH = RowKey("standard", "", ""), RowKey("flash", "", "")
@@ -73,6 +73,8 @@ def test_the_papers_averages_follow_from_its_cells():
     for name, mean in zip(lra.ATTENTIONS, stated, strict=True):
         accuracies = [lra.PAPER[name, task] for task in lra.AVERAGED]
         assert sum(accuracies) / 5 == pytest.approx(mean, abs=0.16), name
+    assert sorted(lra.PAPER[key] for key in lra.EARLIER) == [37.8, 55.9, 66.6, 67.6, 69.4, 69.9]
+    assert accuracy_text(None, 67.6, earlier=True) == "– [67.6*]"
     # on Path-X its recipe starts from the weights of Pathfinder-64
     for task, expected in (("pathfinder128", 61.4), ("listops", None)):
         assert paper_value(RowKey("flash", "", PRETRAINED), Column(task, "")) == expected
