@@ -47,8 +47,8 @@ PAPER = {
     ("sparse", "pathfinder128"): 56.0,
     ("sparse", "pathfinder256"): 63.1,
 }
-# Its cells that equal those of Xiong et al. 2021 (local attention: Tay et al. 2021). Where it could not
-# reproduce a baseline, it reports the better of the two (appendix E.3).
+# Its cells that equal those of Xiong et al. 2021 (local attention: Tay et al. 2021). Where it could
+# not reproduce a baseline, it reports the better of the two (appendix E.3).
 EARLIER = {(name, "pathfinder32") for name in ("linformer", "performer", "reformer", "local")}
 EARLIER |= {("linformer", "text"), ("linformer", "image")}
 
