@@ -1,14 +1,11 @@
 """What follows from the registration of a pattern: text, identity, examples, counts, exactness."""
 
-import importlib
 import pickle
-import pkgutil
 
 import numpy as np
 import pytest
 
 import masks
-from masks import patterns, transforms
 from masks.registry import PATTERNS, TRANSFORMS, Entry, Example, canonical
 from tests.masks.brute import brute_dense, check
 from tests.masks.helpers import mask_of
@@ -23,14 +20,6 @@ EXAMPLES = [example for entry in ENTRIES.values() for example in entry.examples]
 def test_everything_has_an_example_and_a_docstring(entry: Entry):
     assert entry.examples and entry.function.__doc__
     assert all(entry.function.__name__ in example.code for example in entry.examples)
-
-
-@pytest.mark.parametrize("package", [patterns, transforms], ids=lambda p: p.__name__)
-def test_every_family_is_exported(package):
-    for found in pkgutil.iter_modules(package.__path__):
-        family = importlib.import_module(f"{package.__name__}.{found.name}")
-        for name in getattr(family, "__all__", ()):
-            assert getattr(masks, name) is getattr(family, name)
 
 
 @pytest.mark.usefixtures("no_cache")

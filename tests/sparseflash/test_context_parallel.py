@@ -141,8 +141,8 @@ def families(rank: int, world: int, n: int) -> None:
         uneven[uneven == world - 1] = 0  # the last rank has no tokens
         plans: Any = [(rules[i % 4], "blocks"), (rules[(i + 1) % 4], "keys"), ("auto", "auto")]
         plans += [(uneven, "blocks"), ("zigzag", "heads")]
-        for j in range(3):
-            owner, route = plans[(i + world + j) % 5]
+        for j in range(2):  # all five in 2, 3 and 4 processes together
+            owner, route = plans[(i + 2 * world + j) % 5]
             what = (name, world, n, owner if isinstance(owner, str) else "uneven", route)
             cp: Any = context_parallel(
                 None, mask, n, heads=heads, kv_heads=kv_heads, block_size=SIZE, owner=owner,

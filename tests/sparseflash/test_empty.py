@@ -82,6 +82,7 @@ def test_compiled(extents, fresh_dynamo):
 def test_layer(extents, selector):
     batch, n, n_k = extents
     options = {"kv_heads": 2, "rotary": sparseflash.Rotary(), "keep_max_scores": True}
+    options |= {"backend": "cpu"}
     layer = sparseflash.BlockSparseAttention(32, 4, mask=selector, **options)
     x = torch.randn(batch, n, 32, requires_grad=True)
     context = torch.randn(batch, n_k, 32, requires_grad=True)

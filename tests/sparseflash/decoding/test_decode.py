@@ -28,7 +28,7 @@ def agree(step: Step, backend: str) -> None:
     assert not found[0][found[1] == -math.inf].any()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(36))
 def test_random_steps(seed):
     agree(random_step(seed), "cpu")
     if seed % 7 == 0:  # the interpreter takes its time
@@ -54,7 +54,7 @@ def test_more_queries_than_it_is_made_for(backend):
 def test_pages_change_no_bit(layout, mask, backend):
     step = Step(3, 384, 32, (250, 1), mask, heads=2, kv_heads=1, layout=layout, splits=2)
     contiguous = step.run(backend=backend)
-    for page in (48, 128):
+    for page in (16, 48, 128, 192):
         for a, b in zip(replace(step, page=page).run(backend=backend), contiguous, strict=True):
             assert torch.equal(a, b), page
 

@@ -266,10 +266,10 @@ def schedule_of_selection(dense: np.ndarray, block, batch=2, heads=4):
 @both_sides
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("block", [(128, 128), (256, 128), (128, 256)], ids=str)
-@pytest.mark.parametrize("n_q, n_k", [(600, 500), (100, 1000)])
+@pytest.mark.parametrize("n_q, n_k", [(512, 512), (600, 500), (100, 1000)])
 def test_selections(block, n_q, n_k, kv_heads, by, cache):
     rng = np.random.default_rng(n_q)
-    for outer in ((2, 1), (2, 4)):
+    for outer in ((1, 1), (2, 1), (2, 4)):
         mask = random_mask(rng, outer, n_q, n_k, block)
         schedule = schedule_of_selection(mask, block)
         assert schedule.dynamic and indivisible(schedule.facts, spec_of(by)) is None
