@@ -212,7 +212,7 @@ class Backward:
     def queries(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk,
         units: Tensor | None = None, buffers: Sequence[Tensor] = (),
-    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    ) -> tuple[Any, Tensor | None]:  # fmt: skip
         """dq, by query tiles over the rows of the mask. Where there is a bias, also (parts, B, Hq,
         2): sums of dS for its first entry, and its last. The last parts are those of `distances`.
         Where there is a score, also its sums by query (sums, B, Hq, N_q).

@@ -141,6 +141,7 @@ class KernelScore:
         made = {read.node: buffer for read, buffer in zip(self.added, buffers, strict=True)}
         for read in self.rule.reads:
             number, total = self.number.get(read.node), totals[read.table]
+            assert total is not None
             if _is_carried(read):
                 at = Scored(self.rule, tables, row_sums, shape[2], n_k, **numbers)
                 gather(total, at.place(read.table, read.index), row_sums[number])

@@ -31,6 +31,7 @@ Table = dict[tuple[str, int], Tiles]
 # (docs/results/kernels.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
+    ("forward paired", 32): Tiles(64, 64, 4, 2),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
     ("forward short", 64): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward terms", 64): Tiles(64, 128, 4, 1, max_registers=128),
@@ -38,14 +39,18 @@ HOPPER = {
     ("forward partial", 64): Tiles(128, 64, 8, 2, max_registers=128),
     ("forward", 128): Tiles(64, 128, 4, 1, max_registers=168),
     ("forward partial", 128): Tiles(128, 64, 8, 2, max_registers=128),
+    ("forward paired", 128): Tiles(64, 32, 4, 2),
+    ("forward partial paired", 128): Tiles(64, 32, 4, 2),
     ("forward", 256): Tiles(128, 64, 8, 2),
     ("backward_kv", 32): Tiles(128, 64, 4, 2),
+    ("backward_kv paired", 32): Tiles(32, 64, 4, 2),
     ("backward_kv", 64): Tiles(32, 64, 4, 2),
     ("backward_kv biased", 64): Tiles(32, 64, 4, 2, max_registers=128),
     ("backward_kv paired", 64): Tiles(32, 64, 4, 2),
     ("backward_kv partial", 64): Tiles(64, 64, 4, 1, max_registers=168),
     ("backward_kv partial terms", 64): Tiles(32, 64, 4, 1, max_registers=168),
     ("backward_kv", 128): Tiles(64, 64, 4, 2),
+    ("backward_kv paired", 128): Tiles(32, 64, 4, 2),
     ("backward_kv partial", 128): Tiles(32, 64, 4, 2),
     ("backward_kv", 256): Tiles(64, 32, 4, 1),
     ("backward_q", 32): Tiles(64, 64, 4, 3),
@@ -78,8 +83,10 @@ _PADDED: Table = {
     ("backward_q padded", 128): Tiles(32, 32, 4, 2),
     ("backward_q padded", 256): Tiles(32, 32, 4, 2),
 }
-_BIAS: Table = {("backward_bias", 256): Tiles(16, 16, 4, 1)} | {
-    ("backward_bias", width): Tiles(32, 32, 4, 1) for width in (32, 64, 128)
+_SUMS: Table = {  # of gradients of biases and tables
+    (kernel, width): Tiles(16, 16, 4, 1) if width == 256 else Tiles(32, 32, 4, 1)
+    for kernel in ("backward_bias", "backward_tables")
+    for width in (32, 64, 128, 256)
 }
 _BLACKWELL: Table = {
     ("forward partial", 32): Tiles(64, 128, 4, 1),
@@ -91,8 +98,8 @@ _BLACKWELL: Table = {
     ("backward_kv partial", 128): Tiles(64, 64, 8, 1),
     ("backward_kv", 256): Tiles(64, 32, 8, 1),
     ("backward_q partial", 256): Tiles(128, 32, 8, 1),
-    ("backward_bias", 128): _BIAS["backward_bias", 128],
-    ("backward_bias", 256): _BIAS["backward_bias", 256],
+    ("backward_bias", 128): _SUMS["backward_bias", 128],
+    ("backward_bias", 256): _SUMS["backward_bias", 256],
 }
 _AMPERE: Table = {
     (kernel, width): tiles
@@ -132,11 +139,11 @@ _FLOAT32 = {
 def _tables(family: Family) -> tuple[Table, ...]:
     """Return the tables of a family: the first that has a row decides."""
     return {
-        "ampere": (_AMPERE, _PADDED, _BIAS),
-        "hopper": (HOPPER, _PADDED, _BIAS),
-        "blackwell": (_BLACKWELL, HOPPER, _PADDED, _BIAS),
-        "geforce": (_GEFORCE, _AMPERE, _PADDED, _BIAS),
-        "cdna": (_CDNA, _AMPERE, _BIAS),
+        "ampere": (_AMPERE, _PADDED, _SUMS),
+        "hopper": (HOPPER, _PADDED, _SUMS),
+        "blackwell": (_BLACKWELL, HOPPER, _PADDED, _SUMS),
+        "geforce": (_GEFORCE, _AMPERE, _PADDED, _SUMS),
+        "cdna": (_CDNA, _AMPERE, _SUMS),
     }[family]
 
 
