@@ -106,7 +106,7 @@ class Forward:
             )  # fmt: skip
             options = cut.options(k_desc) | {"BOUNDED": cut.bounded()}
             if self.score is not None:
-                options |= {"score_args": self.score.args(terms.tables), "SCORE": self.score.score}
+                options |= self.score.options(terms.tables)
             return (n_tiles * batch * heads,), args, options
 
         given = terms.sink is not None, *_kinds(terms)
@@ -199,8 +199,7 @@ class Backward:
             )  # fmt: skip
             options = cut.options(q_desc)
             if self.score is not None:
-                tables = {"score_args": self.score.args(terms.tables)}
-                options |= tables | {"SCORE": self.score.score, "SLOPE": self.score.slope}
+                options |= self.score.options(terms.tables) | {"SLOPE": self.score.slope}
             return (n_tiles * k.shape[0] * k.shape[1],), args, options
 
         tensors = (
@@ -241,14 +240,12 @@ class Backward:
                 sums if score is None else None,
             )  # fmt: skip
             options = cut.options(k_desc)
-            if score is not None:
-                tables = score.args(terms.tables)
-                options |= {"score_args": tables, "SCORE": score.score, "SLOPE": score.slope_sums}
-                if dq is None:
-                    added = {"score_args": (*tables, units, *buffers), "SLOPE": score.slope_tables}
-                    options |= added
-                else:
-                    options |= {"RowSums": sums, "SUMS": len(score.summed)}
+            if units is not None:
+                options |= score.options(terms.tables, units, *buffers)
+                options["SLOPE"] = score.slope_tables
+            elif score is not None:
+                carried = {"SLOPE": score.slope_sums, "RowSums": sums, "SUMS": len(score.summed)}
+                options |= score.options(terms.tables) | carried
             return (n_tiles * q.shape[0] * q.shape[1],), args, options
 
         tensors = (

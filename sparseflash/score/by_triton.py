@@ -108,9 +108,10 @@ class KernelScore:
     def _after(self) -> "_Writer":
         return _Writer(self, {node: f"kept[{i}]" for i, node in enumerate(self.kept)})
 
-    def args(self, tables: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Each table and its sizes."""
-        return tuple(x for t in tables for x in (t, *t.shape))
+    def options(self, tables: Sequence[Tensor], *more: Tensor) -> dict[str, Any]:
+        """Return the arguments of a kernel; more: args after the tables."""
+        args = (*(x for t in tables for x in (t, *t.shape)), *more)
+        return {"score_args": args, "SCORE": self.score, "PAIRED": self.paired}
 
     def buffers(self, tables: Sequence[Tensor]) -> list[Tensor]:
         """Return zeros for each of `added`."""

@@ -15,6 +15,7 @@ from sparseflash.kernels.portable.common import (
     UNSPECIALIZED,
     block_list,
     block_start,
+    finished,
     keep_bits,
     load_full,
     load_rows,
@@ -85,6 +86,7 @@ def backward_kv(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     score_args=None, SCORE: tl.constexpr = None, SLOPE: tl.constexpr = None,
+    PAIRED: tl.constexpr = False,
 ):  # fmt: skip
     """DK and DV, like k and v: a program sums those of BLOCK_N keys of one key head.
 
@@ -175,6 +177,8 @@ def backward_kv(
                     phase == 0 and (not DENSE or SCORE is not None), DROPOUT, PRECISION,
                     SCORE, SLOPE,
                 )  # fmt: skip
+                if PAIRED:
+                    dk, dv = finished(dk, t), finished(dv, t)
 
     dk *= scale
     if DROPOUT:
@@ -249,6 +253,7 @@ def backward_q(
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     score_args=None, RowSums=None,
     SCORE: tl.constexpr = None, SLOPE: tl.constexpr = None, SUMS: tl.constexpr = 0,
+    PAIRED: tl.constexpr = False,
 ):  # fmt: skip
     """DQ, like q: a program sums that of BLOCK_M queries of one head.
 
@@ -351,6 +356,8 @@ def backward_q(
             scale, b, h, q_start, start, n_q, n_k, score_args,
             False, FAR, DROPOUT, PRECISION, SCORE, SLOPE, DQ is not None,
         )  # fmt: skip
+        if PAIRED:
+            dq = finished(dq, t)
         start = next_start
 
     if DQ is not None:

@@ -182,3 +182,13 @@ def keep_bits(
     k = k[:, None] if TRANSPOSED else k[None, :]
     group = group_hash(key_of(q, QUERY_STEP, row_head), key_of(k, KEY_STEP, column_head))
     return keeps(noise(group, q, k), threshold)
+
+
+@triton.jit
+def finished(acc, t):
+    """acc, once the product that makes it has ended, in iteration t >= 0 of a loop.
+
+    A product whose result the iteration does not use would run on into the next one. The condition
+    is always true, which the compiler finds out later.
+    """
+    return tl.where(t >= 0, acc, 0.0)

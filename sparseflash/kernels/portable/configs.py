@@ -34,6 +34,7 @@ HOPPER = {
     ("forward paired", 32): Tiles(64, 64, 4, 2),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
     ("forward short", 64): Tiles(64, 128, 4, 1, max_registers=128),
+    ("forward short paired", 64): Tiles(64, 64, 4, 2),
     ("forward terms", 64): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward paired", 64): Tiles(64, 64, 4, 2),
     ("forward partial", 64): Tiles(128, 64, 8, 2, max_registers=128),

@@ -26,6 +26,7 @@ from sparseflash.kernels.portable.common import (
     UNSPECIALIZED,
     block_list,
     block_start,
+    finished,
     keep_bits,
     load_rows,
     load_tile,
@@ -63,16 +64,6 @@ def online_softmax(
         return p, alpha, m_new, l * alpha + tl.sum(p, 1)
 
 
-@triton.jit
-def finished(acc, t):
-    """acc, once the product that makes it has ended, in iteration t >= 0 of a loop.
-
-    A product whose result the iteration does not use would run on into the next one. The condition
-    is always true, which the compiler finds out later.
-    """
-    return tl.where(t >= 0, acc, 0.0)
-
-
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def attention_forward(
     Q, K, V, K_desc, V_desc, Out, Lse,
@@ -86,7 +77,7 @@ def attention_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BOUNDED: tl.constexpr,
-    score_args=None, SCORE: tl.constexpr = None,
+    score_args=None, SCORE: tl.constexpr = None, PAIRED: tl.constexpr = False,
 ):  # fmt: skip
     """q (B, H_q, n_q, HEAD_DIM), k (B, H_kv, n_k, HEAD_DIM), v (B, H_kv, n_k, HEAD_DIM_V) -> Out
     (B, H_q, n_q, HEAD_DIM_V), Lse (B, H_q, n_q) and, unless it is None, MaxScores like Lse.
@@ -127,7 +118,8 @@ def attention_forward(
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
 
     # On Hopper, where a wide P V is in flight while the next scores begin, beside code that masks,
-    # ptxas makes every wgmma wait for the one before it. Invariants are computed again to save
+    # ptxas makes every wgmma wait for the one before it, and PAIRED, where a score loads a number
+    # for each pair. Invariants are computed again to save
     # registers.
     HOPPER: tl.constexpr = cuda_capability_geq(9) and not cuda_capability_geq(10)
     WIDE: tl.constexpr = HOPPER and PARTIAL and BLOCK_D >= 128
@@ -178,7 +170,7 @@ def attention_forward(
                 p.to(v.dtype), v, acc if BOUNDED else acc * alpha[:, None],
                 input_precision=PRECISION,
             )  # fmt: skip
-            if WIDE:
+            if WIDE or PAIRED:
                 acc = finished(acc, t)
 
     if BOUNDED:
