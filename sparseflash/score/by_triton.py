@@ -3,8 +3,9 @@
 A rule becomes two functions of a tile. The first gives its logits, and the values that its
 derivatives use again; the second multiplies a gradient of the logits with the derivatives. Both get
 the scaled scores `s` and `g`, tiles; `b` and `h`, numbers; `q` and `k`, a column and a row of token
-numbers, or the other way round; and `args`: of each table its pointer and its sizes, then what
-`Slope` asks for. docs/internals/kernels.md says how the gradients of tables are summed.
+numbers, or the other way round; and `args`: of each table its pointer and its sizes. `first` is the
+distance of the first key from the first query. docs/internals/kernels.md says how the gradients of
+tables are summed.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from masks.predicate.expression import BOOL, INT, REAL, Expression, constant, wa
 from sparseflash.kernels.portable.capping import capped
 from sparseflash.kernels.portable.score import fixed, floor_divide, remainder
 from sparseflash.kernels.portable.terms import band, spread, sums_by_distance
-from sparseflash.score.by_torch import Scored, as_tables, empty_totals, gather
+from sparseflash.score.by_torch import Scored, as_tables, gather
 from sparseflash.score.rule import Read, Rule, bare, distance_form, reach, rule_of
 
 _INFIX = {
@@ -98,7 +99,7 @@ class KernelScore:
 
     def _slope(self, reads: Sequence[Read]) -> Any:
         write, sums = self._after(), []
-        result = write.guarded(self.rule.ds)
+        result = write.guarded(self.rule.ds) if _is_tile(self.rule.ds) else "g * 0.0"
         for i, read in enumerate(reads):
             value = write.guarded(read.grad)
             value = value if _is_carried(read) else f"tl.abs({value})"
@@ -135,21 +136,29 @@ class KernelScore:
         buffers: Sequence[Tensor], n_k: int,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """Return those of the tables."""
-        totals = empty_totals(self.rule, tables, torch.float32)
         shape = row_sums.shape[1:]  # B, H, N_q
         b, h, q = (torch.arange(n, device=row_sums.device) for n in shape)
         numbers = {"b": b[:, None, None], "h": h[:, None], "q": q}
         made = {read.node: buffer for read, buffer in zip(self.added, buffers, strict=True)}
+        totals: list[Tensor | None] = [None] * len(tables)
         for read in self.rule.reads:
-            number, total = self.number.get(read.node), totals[read.table]
-            assert total is not None
+            number, table, known = (
+                self.number.get(read.node),
+                tables[read.table],
+                totals[read.table],
+            )
             if _is_carried(read):
                 at = Scored(self.rule, tables, row_sums, shape[2], n_k, **numbers)
-                gather(total, at.place(read.table, read.index), row_sums[number])
-            elif number is None:
-                total += made[read.node]
+                part = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
+                gather(part, at.place(read.table, read.index), row_sums[number])
             else:
-                total += made[read.node] / units[number].double()
+                part = made[read.node]
+                if number is not None:
+                    part = part / units[number].double()
+            totals[read.table] = part if known is None else known + part
+        for i, kind in enumerate(self.rule.kinds):
+            if kind.wanted and totals[i] is None:  # never read
+                totals[i] = torch.zeros_like(tables[i])
         return as_tables(totals, tables)
 
 
@@ -211,7 +220,7 @@ def _listed(names: Any) -> str:
 
 
 class _Writer:
-    """The lines of a function, one for each node; by_distance: of a band, in place of a tile."""
+    """The lines of a function, one for each node; given `lines`, of a band in place of a tile."""
 
     def __init__(
         self, score: KernelScore, known: dict[Expression, str] | None = None, lines: Any = None

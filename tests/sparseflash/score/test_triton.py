@@ -99,11 +99,17 @@ def test_a_nan_shows_in_the_gradients_of_tables():
         assert grads and all(g.isnan().any() for g in grads), name
 
 
-def test_several_reads_of_one_table():
-    """Their gradients add up, however each is summed."""
+def test_several_reads_of_one_table_and_none():
+    """Gradients add up, however each is summed."""
 
     def fn(s, h, q, k, t):
         return s * t[h, 0] + t[h, q // 9] + t[h, k] - t[h, abs(q - k)] * t[h, (q * k) % 13]
 
     case = Case(fn, lambda b, h, n, m: {"t": (h, max(n, m))})
     check(case, "triton", (1, 2, 70, 70), **FLOAT)
+    q, k, v = make_qkv(1, 1, 20, 20, 16)
+    t = [torch.ones(3).requires_grad_() for _ in "ab"]
+    score = sparseflash.score(lambda s, a, b, h: torch.floor(s) * 0.5 + a[h])(a=t[0], b=t[1])
+    q.requires_grad_()
+    sparseflash.attention(q, k, v, score=score, backend="triton").square().sum().backward()
+    assert (q.grad == 0).all() and (t[1].grad == 0).all()
