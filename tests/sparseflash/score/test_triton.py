@@ -109,7 +109,7 @@ def test_several_reads_of_one_table_and_none():
     check(case, "triton", (1, 2, 70, 70), **FLOAT)
     q, k, v = make_qkv(1, 1, 20, 20, 16)
     t = [torch.ones(3).requires_grad_() for _ in "ab"]
-    score = sparseflash.score(lambda s, a, b, h: torch.floor(s) * 0.5 + a[h])(a=t[0], b=t[1])
+    score = sparseflash.score(lambda s, x, y, h: torch.floor(s) * 0.5 + x[h])(x=t[0], y=t[1])
     q.requires_grad_()
     sparseflash.attention(q, k, v, score=score, backend="triton").square().sum().backward()
     assert (q.grad == 0).all() and (t[1].grad == 0).all()
