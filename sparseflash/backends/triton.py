@@ -240,7 +240,7 @@ class Backward:
                 sums if score is None else None,
             )  # fmt: skip
             options = cut.options(k_desc)
-            if units is not None:
+            if score is not None and units is not None:
                 options |= score.options(terms.tables, units, *buffers)
                 options["SLOPE"] = score.slope_tables
             elif score is not None:
@@ -257,11 +257,12 @@ class Backward:
         return dq, sums
 
     def tables(
-        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, row_sums: Tensor, saved: Saved,
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, row_sums: Any, saved: Saved,
         walk: Walk,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """Return the gradients of the tables of a score; row_sums: from `queries`."""
         score, tables = self.score, saved.terms.tables
+        assert score is not None
         buffers, units = score.buffers(tables), score.units(row_sums)
         if buffers:
             self.queries(dout, delta, lse_log2, saved, walk, units, buffers)
