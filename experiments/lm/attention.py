@@ -111,28 +111,24 @@ ATTENTIONS: dict[str, type[BlockSparseAttention]] = {
 }
 
 
-def resolve(text: str | None, *, causal: bool) -> Mask | Selector | None:
-    """Return the mask of a text, causal for a decoder; None: every pair of an encoder.
+def resolve(text: str | None) -> Mask | Selector:
+    """Return the causal mask of a text; None: every earlier pair.
 
     moba(chunk, k) is the selector of that name. Raises ValueError for a text that is no mask.
     """
     if text is not None and (found := MOBA.fullmatch(text)):
-        return _moba(*map(int, found.groups()), causal=causal)
+        return _moba(*map(int, found.groups()))
     if text is None or text == "dense":
-        return masks.causal() if causal else None
+        return masks.causal()
     mask = masks.parse(text)
     parts = mask.parts if mask.kind == "&" else (mask,)
-    if not causal or masks.causal() in parts:  # streaming(..) for one is causal itself
-        return mask
-    return mask & masks.causal()
+    return mask if masks.causal() in parts else mask & masks.causal()
 
 
-def _moba(chunk: int, k: int, *, causal: bool) -> Selector:
+def _moba(chunk: int, k: int) -> Selector:
     block = next((size for size in BLOCKS if chunk % size == 0), None)
     if block is None or not k:
         raise ValueError(
             f"mask=moba({chunk}, {k}): give a chunk that is a multiple of 16, and 1 or more of them"
         )
-    if not causal:
-        raise ValueError(f"mask=moba({chunk}, {k}) is causal: give objective=next")
     return select.moba(chunk, k, block)

@@ -1,4 +1,4 @@
-"""GPT-2 as a decoder, and the same blocks as an encoder that fills in masked tokens."""
+"""GPT-2."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -51,7 +51,7 @@ class LanguageModel(nn.Module):
         vocab: int,
         context: int,
         attention: str,
-        mask: Mask | Selector | None,
+        mask: Mask | Selector,
         *,
         dropout: float = 0.0,
         end: int | None = None,
@@ -91,19 +91,16 @@ class LanguageModel(nn.Module):
         self,
         tokens: Tensor,
         targets: Tensor | None = None,
-        places: Tensor | None = None,
     ) -> Tensor:
         """Logits (B, N, rows) of tokens (B, N), or with targets the cross-entropies (B, N): of the
-        own tokens where the window is shared, but for `places`.
-
-        places: int64 (B, n): logits and targets are for these tokens of a window only.
+        own tokens where the window is shared.
         """
         x = self._embed(tokens)
         if self.shared is not None:
             x = self.shared.shard(x)
-            if targets is not None and places is None:
+            if targets is not None:
                 targets = self.shared.shard(targets)
-        return self._run(x, targets, places, Block.forward, LanguageModel._head)
+        return self._run(x, targets, Block.forward, LanguageModel._head)
 
     def by_layer(self) -> Callable[..., Tensor]:
         """`forward` with a block and the head compiled: one compilation serves all blocks.
@@ -112,30 +109,22 @@ class LanguageModel(nn.Module):
         """
         block = torch.compile(Block.forward, dynamic=False)
         head = torch.compile(LanguageModel._head, dynamic=False)
-        return lambda tokens, targets=None, places=None: self._run(
-            self._embed(tokens), targets, places, block, head
-        )
+        return lambda tokens, targets=None: self._run(self._embed(tokens), targets, block, head)
 
     def _run(
         self,
         x: Tensor,
         targets: Tensor | None,
-        places: Tensor | None,
         block: Callable[..., Tensor],
         head: Callable[..., Tensor],
     ) -> Tensor:
         x = self.dropout(x)
         for each in self.blocks:
             x = block(each, x)
-        if self.shared is not None and places is not None:
-            x = self.shared.unshard(x)
-        return head(self, x, targets, places)
+        return head(self, x, targets)
 
-    def _head(self, x: Tensor, targets: Tensor | None, places: Tensor | None) -> Tensor:
-        x = self.norm(x)
-        if places is not None:
-            x = x.gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))
-        logits = F.linear(x, self.tokens.weight)
+    def _head(self, x: Tensor, targets: Tensor | None) -> Tensor:
+        logits = F.linear(self.norm(x), self.tokens.weight)
         if targets is None:
             return logits
         losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
@@ -184,11 +173,10 @@ def document_lengths(ids: Tensor) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(torch.bincount(row).tolist()) for row in ids.cpu())
 
 
-def shares(model: LanguageModel) -> tuple[float | None, float | None]:
-    """Density of the blocks, and allowed pairs / pairs of the dense mask, means over the layers.
+def shares(model: LanguageModel) -> tuple[float | None, float]:
+    """Density of the blocks, and allowed pairs / pairs of the causal mask, means over the layers.
 
-    The dense mask of a decoder is the causal one. None for an encoder without a mask. MoBA picks
-    blocks of its own for each input, so its density is None.
+    MoBA picks blocks of its own for each input, so its density is None.
     """
     n, used = model.context, [block.attention for block in model.layers]
     moba = used[0].mask
@@ -197,9 +185,7 @@ def shares(model: LanguageModel) -> tuple[float | None, float | None]:
     found = [
         layer.mask.stats(n, heads=layer.heads) for layer in used if isinstance(layer.mask, Mask)
     ]
-    if not found:
-        return None, None
-    whole = (n + 1) / (2 * n) if model.sizes.causal else 1.0
+    whole = (n + 1) / (2 * n)
     return fmean(s.block_density for s in found), fmean(s.element_density / whole for s in found)
 
 

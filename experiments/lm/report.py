@@ -22,7 +22,7 @@ from experiments.common.config import check, option
 from experiments.common.program import program
 from experiments.common.rows import Row, Rows, found, frame
 from experiments.common.tables import MISSING, aligned, markdown
-from experiments.lm.settings import LEARNED, NEXT, PLANS, ROTARY
+from experiments.lm.settings import LEARNED, PLANS, ROTARY
 from experiments.training import run_file
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ CURVE, BUCKETS = 40, 12  # points of a training curve, and of the loss against p
 COLORS = "#000000 #0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #888888".split()
 LOOKS = [*zip(COLORS, "os^vDPX*", ("-", "--", "-.", ":") * 2, strict=True)]  # of the first cases
 # What two runs of a table may differ in beside the columns of their rows.
-RECIPE = "lr warmup schedule betas eps weight_decay clip dropout vocab mask_share val_tokens"
+RECIPE = "lr warmup schedule betas eps weight_decay clip dropout vocab val_tokens"
 
 
 @dataclass
@@ -86,7 +86,7 @@ def row(run: Mapping[str, Any]) -> Row:
     positions = result["positions"]
     late = positions[3 * len(positions) // 4 :]
     compiled = {True: ["compile"], "layers": ["compile by layers"]}.get(session["compiled"], [])
-    names = "plan case model provider objective packed positions context batch seed precision"
+    names = "plan case model provider packed positions context batch seed precision"
     return {
         **{name: settings[name] for name in names.split()},
         "steps": result["steps"],
@@ -132,7 +132,7 @@ Case = list[Row]
 def grouped(rows: Sequence[Row], plan: str) -> list[list[Case]]:
     """Return the cases of each table, of one model, data, recipe, tokens a step and device."""
     made: dict[tuple[object, ...], dict[str, dict[int, Row]]] = {}
-    names = "model data_digest tokenizer recipe device precision objective".split()
+    names = "model data_digest tokenizer recipe device precision".split()
     for row in rows:
         if row["plan"] == plan:
             shared = [row[name] for name in names] + [row["context"] * row["batch"], *_unusual(row)]
@@ -149,7 +149,7 @@ def _unusual(row: Row) -> list[str]:
     plan = row["plan"]
     usual = {"positions": ROTARY if plan == "contexts" else LEARNED, "packed": False}
     usual |= {} if plan == "same" else {"provider": "sparse"}
-    usual |= {"mask": "causal()" if row["objective"] == NEXT else None} if plan in CURVES else {}
+    usual |= {"mask": "causal()"} if plan in CURVES else {}
     return [f"{name}={row[name]}" for name, value in usual.items() if row[name] != value]
 
 

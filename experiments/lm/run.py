@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from experiments.lm.attention import resolve
 from experiments.lm.model import LanguageModel, shares
-from experiments.lm.settings import LAYERS, NEXT, Settings
+from experiments.lm.settings import LAYERS, Settings
 from experiments.lm.text import Corpus, load_corpus, refuse_vocabulary
 from experiments.training import train as loop
 from experiments.training.device import DTYPES, MIB, autocast
 from experiments.training.distributed import Group, share
-from experiments.training.evaluate import Evaluator, Objective, Sums
+from experiments.training.evaluate import Evaluator, Sums
 from experiments.training.run_file import duration, read_journal
 from experiments.training.step import Trainer
 
 SAVE_EVERY = 100  # steps, at which a checkpoint is considered if checkpoint_every is not given
-SHARES = (0.8, 0.9)  # BERT: 80 % of the hidden tokens are masked, 10 % random, 10 % as they were
 LAST = 100  # steps whose mean loss is the training loss of a result
 
 
@@ -53,22 +52,23 @@ class Language:
         self.tokens = settings.batch * settings.context
         self.save_every = settings.checkpoint_every or min(settings.eval_every, SAVE_EVERY)
         self.dtype = DTYPES[settings.precision or "fp32"]
+        self.objective = next_token
         self.positions: list[float] = []  # the loss at every position of a window
 
     def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]:
-        self.model, self.objective = make_model(self.settings, self.corpus)
+        self.model = make_model(self.settings, self.corpus)
         self.shares = shares(self.model)
         self.model.shared = share(self.model, self.settings.context, self.group)
         return self.model, "fresh weights"
 
     def about(self) -> dict[str, Any]:
-        names = ("model", "objective", "context", "tokenizer")
+        names = ("model", "context", "tokenizer")
         return {name: getattr(self.settings, name) for name in names} | {"data": self.data}
 
     def masks(self) -> dict[str, Any]:
         density, pairs = self.shares
-        mask = resolve(self.settings.mask, causal=self.settings.objective == NEXT)
-        return {"mask": None if mask is None else str(mask), "density": density, "pairs": pairs}
+        mask = str(resolve(self.settings.mask))
+        return {"mask": mask, "density": density, "pairs": pairs}
 
     def train_split(self) -> "Windows":
         return Windows(self.corpus.train, self.settings.context, self.group.device)
@@ -94,7 +94,7 @@ class Language:
             self.validation.prepare(trainer.pool)
 
     def validate(self, last: bool) -> dict[str, float]:
-        if last and self.settings.objective == NEXT:
+        if last:
             self.positions = self._by_position()
             return {"loss": fmean(self.positions)}
         return {"loss": self.validation()["loss"]}
@@ -107,7 +107,7 @@ class Language:
 
     def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
         settings = self.settings
-        if validated is None or (settings.objective == NEXT and not self.positions):
+        if validated is None or not self.positions:
             validated = self.validate(last=True)
         lines = read_journal(settings.folder, "train") if self.group.leads else []
         curve = [(line["step"], line["loss"]) for line in lines]
@@ -180,22 +180,19 @@ class Language:
         )
 
 
-def make_model(settings: Settings, corpus: Corpus) -> tuple[LanguageModel, Objective]:
-    """Return the model of a run with fresh weights, on the CPU, and its objective."""
+def make_model(settings: Settings, corpus: Corpus) -> LanguageModel:
+    """Return the model of a run with fresh weights, on the CPU."""
     sizes = settings.sizes
-    ids = corpus.vocab or settings.vocab or sizes.vocab
-    masked = settings.objective != NEXT
-    model = LanguageModel(
+    return LanguageModel(
         sizes,
-        ids + masked,  # and the id that stands for a hidden token
+        corpus.vocab or settings.vocab or sizes.vocab,
         settings.context,
         settings.provider,
-        resolve(settings.mask, causal=not masked),
+        resolve(settings.mask),
         dropout=settings.dropout,
         end=corpus.end if settings.packed else None,
         positions=settings.positions,
     )
-    return model, MaskedTokens(settings.mask_share, ids) if masked else next_token
 
 
 def read_corpus(settings: Settings) -> Corpus:
@@ -263,36 +260,12 @@ class Windows:
 
 
 def next_token(model: nn.Module, batch: tuple, weights: Tensor | None) -> Sums:
-    """Return the sums of the cross-entropy of every next token, of nothing, and of the tokens."""
-    tokens, _, targets = batch
-    return _sums(model(tokens, targets), weights)
+    """Return the sums of the cross-entropy of every next token, of nothing, and of the tokens.
 
-
-class MaskedTokens:
-    """Hides a share of the tokens of every window, which the model predicts (BERT).
-
-    Args:
-        mask_id: the id that stands for a hidden token; smaller ids are tokens.
+    weights: of the windows.
     """
-
-    def __init__(self, share: float, mask_id: int):
-        self.share, self.mask_id = share, mask_id
-
-    def __call__(self, model: nn.Module, batch: tuple, weights: Tensor | None) -> Sums:
-        tokens = batch[0]
-        count = max(1, round(self.share * tokens.shape[1]))
-        noise = torch.rand(tokens.shape, device=tokens.device)
-        places = noise.topk(count, sorted=False).indices
-        targets = tokens.gather(1, places)
-        draw = torch.rand(places.shape, device=tokens.device)
-        other = torch.randint(self.mask_id, places.shape, device=tokens.device)
-        shown = torch.where(draw < SHARES[1], other, targets)
-        shown = torch.where(draw < SHARES[0], self.mask_id, shown)
-        return _sums(model(tokens.scatter(1, places, shown), targets, places), weights)
-
-
-def _sums(losses: Tensor, weights: Tensor | None) -> Sums:
-    """losses (windows, tokens); weights: of the windows."""
+    tokens, _, targets = batch
+    losses = model(tokens, targets)
     nothing = torch.zeros((), device=losses.device)
     if weights is None:
         count = torch.full((), float(losses.numel()), device=losses.device)

@@ -13,7 +13,6 @@ from experiments.training import run_file
 from experiments.training.settings import Training, given_keys, on_device
 from sparseflash.select import Selector
 
-NEXT, MASKED = OBJECTIVES = ("next", "masked")
 LEARNED, ROTARY = POSITIONS = ("learned", "rotary")
 PROVIDERS = ("sparse", "standard", "sdpa")
 PLANS = ("same", "contexts", "masks", "equal_time")
@@ -28,7 +27,6 @@ class Sizes:
     dim: int
     heads: int
     vocab: int = 0
-    causal: bool = True
 
 
 MODELS = {
@@ -36,8 +34,6 @@ MODELS = {
     "small": Sizes(4, 256, 4),
     "gpt2": Sizes(12, 768, 12, 50_257),
     "gpt2-medium": Sizes(24, 1024, 16, 50_257),
-    "bert-tiny": Sizes(2, 128, 4, causal=False),
-    "bert": Sizes(12, 768, 12, 30_522, causal=False),
 }
 
 
@@ -47,12 +43,8 @@ class Settings(Training):
 
     model: str = option("gpt2", "sizes", choices=MODELS)
     provider: str = option("sparse", "of attention", choices=PROVIDERS)
-    mask: str | None = option(None, "text, such as moba(64,3); made causal for a decoder")
+    mask: str | None = option(None, "text, such as moba(64,3); made causal")
     packed: bool = option(False, "true: a token attends to its own document only")
-    objective: str | None = option(None, "null: masked for bert", choices=OBJECTIVES)
-    mask_share: float = option(
-        0.15, "of the tokens, which objective=masked hides", least=0, below=1
-    )
     context: int = option(1024, "tokens of a window", least=1)
     vocab: int | None = option(None, "ids of the embedding; null: of the model or data", least=1)
     positions: str = option(LEARNED, "of tokens", choices=POSITIONS)
@@ -85,9 +77,7 @@ class Settings(Training):
             raise ValueError("steps=0: give a number at least 1")
         if self.val_tokens < self.context:
             raise ValueError(f"val_tokens={self.val_tokens}: give {self.context} (context) or more")
-        if self.packed and self.objective == MASKED:
-            raise ValueError("packed=true: documents are packed for objective=next only")
-        mask = resolve(self.mask, causal=self.sizes.causal)
+        mask = resolve(self.mask)
         if self.context_parallel > 1 and (self.provider != "sparse" or isinstance(mask, Selector)):
             raise ValueError(
                 f"context_parallel={self.context_parallel} takes provider=sparse and a mask that is"
@@ -100,7 +90,7 @@ class Settings(Training):
     def sizes(self) -> Sizes:
         """The sizes of the model, with the vocabulary of `vocab` where it is given."""
         sizes = MODELS[self.model]
-        return replace(sizes, vocab=self.vocab or sizes.vocab, causal=self.objective == NEXT)
+        return replace(sizes, vocab=self.vocab or sizes.vocab)
 
     @property
     def folder(self) -> Path:
@@ -132,9 +122,6 @@ def make_settings(options: Mapping[str, Any], given: Sequence[str] = ()) -> Sett
     """
     values = dict(options)
     on_device(values, values.pop("small"), given_keys(given))
-    if values["objective"] is None:
-        choose("model", values["model"], MODELS)
-        values["objective"] = NEXT if MODELS[values["model"]].causal else MASKED
     if values["packed"]:  # the host makes the blocks of each batch
         values["compile"] = values["graph"] = False
     if str(values["mask"]).startswith("moba"):  # torch.compile traces no selectors

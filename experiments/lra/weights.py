@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.lra.models.classifier import Classifier
-from experiments.lra.models.positions import upsample_axis, upsample_positions
+from experiments.lra.models.positions import upsample_positions
 from experiments.lra.settings import Settings
 from experiments.lra.tasks.task import Task, pixel_order
 from experiments.training import state as checkpoint
@@ -18,7 +18,6 @@ from sparseflash import BlockSparseAttention
 from sparseflash.distributed import ContextParallel
 
 POSITIONS = "positions"  # the name of the position table
-AXES = ("axial.rows", "axial.columns")  # the names of axial positions
 REMEDY = "give the folder of a finished run"
 HEADS = ("head.", "lm_head.", "hidden_token")  # parameters that belong to one objective
 
@@ -142,8 +141,6 @@ def start_from(
         found, in_head = weights.get(name), name.startswith(HEADS)
         if name == POSITIONS and found is not None and found.shape != parameter.shape:
             found = _upsampled(found, there, here, folder)
-        elif name in AXES and found is not None:
-            found = upsample_axis(found, len(parameter))
         fits = found is not None and found.shape == parameter.shape
         if fits and not (in_head and other):
             parameter.copy_(found)

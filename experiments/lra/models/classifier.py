@@ -14,7 +14,6 @@ from experiments.lra.models.attention.flash import Flash
 from experiments.lra.models.blocks import Block, Dropout, Head, draw_seeds, initialise, norm_eps
 from experiments.lra.models.config import ModelConfig, model_config
 from experiments.lra.models.positions import (
-    AxialPositions,
     AxialRotary,
     Embedding,
     SmoothEmbedding,
@@ -27,8 +26,6 @@ from sparseflash.distributed import ContextParallel
 from sparseflash.schedule.blocks import Schedule
 
 __all__ = ["Classifier", "ModelConfig", "model_config"]
-
-GRID_POSITIONS = {"axial": AxialPositions, "waves": WavePositions}  # of rows and of columns
 
 
 class Classifier(nn.Module):
@@ -76,10 +73,9 @@ class Classifier(nn.Module):
         self.cls = nn.Parameter(torch.zeros(1, 1, config.dim)) if cls else None
         if config.positions == "learned":
             self.positions = nn.Parameter(std * torch.randn(self.states, config.dim))
-        elif config.positions in GRID_POSITIONS:
+        elif config.positions == "waves":
             assert grid is not None
-            kind = GRID_POSITIONS[config.positions]
-            self.add_module(config.positions, kind(grid, config.dim, order, std))
+            self.waves = WavePositions(grid, config.dim, order, std)
         elif config.positions == "sinusoidal":
             self.register_buffer("positions", sinusoids(self.states, config.dim), persistent=False)
         rotary = None
@@ -202,8 +198,7 @@ class Classifier(nn.Module):
         return draw_seeds(count, device).unbind() if drops else [None] * count
 
     def _positions(self) -> Tensor:
-        name = self.config.positions
-        return getattr(self, name)() if name in GRID_POSITIONS else self.positions
+        return self.waves() if self.config.positions == "waves" else self.positions
 
     def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         """(B, dim): one state of each sequence, as `ModelConfig.pool` says."""

@@ -9,7 +9,7 @@ from experiments.common.config import check, option
 
 SETTINGS = ("nystrom", "google")
 POOLS = ("mean", "mean_tokens", "max", "last", "cls")
-POSITIONS = ("learned", "sinusoidal", "none", "axial", "waves")
+POSITIONS = ("learned", "sinusoidal", "none", "waves")
 
 
 @dataclass
@@ -30,9 +30,7 @@ class ModelConfig:
         0.1, "probability that an attention probability is dropped", least=0, below=1
     )
     pool: str = option("mean", "mean counts padding as zeros; cls is a class token", choices=POOLS)
-    positions: str = option(
-        "learned", "axial and waves are of rows and columns of images", choices=POSITIONS
-    )
+    positions: str = option("learned", "waves are of rows and columns of images", choices=POSITIONS)
     rotary: bool = option(False, "rotary embeddings, of rows and columns for images")
     embedding: str = option(
         "table", "smooth: near intensities of pixels look alike", choices=("table", "smooth")
@@ -51,8 +49,8 @@ class ModelConfig:
         """Raise ValueError for what takes images, where there are none, or no class token."""
         if self.embedding == "smooth" and not images:
             raise ValueError("embedding=smooth takes images")
-        if self.positions in ("axial", "waves") and (not images or self.pool == "cls"):
-            raise ValueError(f"positions={self.positions} takes images and no class token")
+        if self.positions == "waves" and (not images or self.pool == "cls"):
+            raise ValueError("positions=waves takes images and no class token")
         if self.rotary and images and self.head_dim % 4:
             raise ValueError(f"head_dim={self.head_dim}: rotary of images takes a multiple of 4")
 

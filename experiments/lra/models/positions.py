@@ -1,5 +1,5 @@
 """Embeddings of tokens, a table or maps of waves, with which near numbers look alike; positions:
-sinusoids, learned rows and columns, and how learned ones move to a finer grid.
+sinusoids, waves of rows and columns, and how learned ones move to a finer grid.
 """
 
 import math
@@ -80,12 +80,11 @@ def sinusoids(length: int, dim: int) -> Tensor:
     return table
 
 
-class AxialPositions(nn.Module):
-    """A position in a grid is that of its row plus that of its column, from learned tables.
+class WavePositions(nn.Module):
+    """A position in a grid is that of its row plus that of its column, linear maps of waves.
 
-    They start as sinusoids, of the row in the first half of the features and of the column in the
-    second, with the deviation that other embeddings start with. So places that are near each other
-    look alike from the start, and every image trains every entry.
+    Half of the waves have lengths in pixels, 4 to 32, and half in sides of the image, 1/4 to 4. So
+    the weights suit images of every size: neighbours stay neighbours, and a corner a corner.
 
     grid: (rows, columns); order: the row-major pixel of each token; row-major order where None;
     std: of positions at first.
@@ -93,6 +92,8 @@ class AxialPositions(nn.Module):
 
     row: Tensor
     column: Tensor
+    row_waves: Tensor
+    column_waves: Tensor
 
     def __init__(
         self,
@@ -105,34 +106,6 @@ class AxialPositions(nn.Module):
         pixel = torch.tensor(_order(order, grid[0] * grid[1]))
         self.register_buffer("row", pixel // grid[1], persistent=False)
         self.register_buffer("column", pixel % grid[1], persistent=False)
-        self.make(grid, dim, std)
-
-    def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
-        half = dim // 2
-        self.rows = nn.Parameter(F.pad(_waves(grid[0], half, std), (0, dim - half)))
-        self.columns = nn.Parameter(F.pad(_waves(grid[1], dim - half, std), (half, 0)))
-
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """(rows, dim) and (columns, dim)."""
-        return self.rows, self.columns
-
-    def forward(self) -> Tensor:
-        """float32 (rows * columns, dim), in the order of the tokens."""
-        rows, columns = self.tables()
-        return rows[self.row] + columns[self.column]
-
-
-class WavePositions(AxialPositions):
-    """The same, but rows and columns are learned linear maps of waves.
-
-    Half of the waves have lengths in pixels, 4 to 32, and half in sides of the image, 1/4 to 4. So
-    the weights suit images of every size: neighbours stay neighbours, and a corner a corner.
-    """
-
-    row_waves: Tensor
-    column_waves: Tensor
-
-    def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
         for name, n in zip(("row_waves", "column_waves"), grid, strict=True):
             place = torch.arange(n)
             both = [waves(place, 32.0, 4.0, 8), waves(place / n, 4.0, 0.25, 8)]
@@ -141,9 +114,11 @@ class WavePositions(AxialPositions):
         self.rows = random_map(features, dim, std / 2**0.5)
         self.columns = random_map(features, dim, std / 2**0.5)
 
-    def tables(self) -> tuple[Tensor, Tensor]:
+    def forward(self) -> Tensor:
+        """float32 (rows * columns, dim), in the order of the tokens."""
         with torch.autocast(self.rows.device.type, enabled=False):
-            return self.row_waves @ self.rows, self.column_waves @ self.columns
+            rows, columns = self.row_waves @ self.rows, self.column_waves @ self.columns
+        return rows[self.row] + columns[self.column]
 
 
 class AxialRotary(nn.Module):
@@ -181,23 +156,6 @@ class AxialRotary(nn.Module):
         # a flip of pairs, whose gradient is a flip: one of slices writes zeros and adds them
         swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return (wide * cos[:, None] + swapped * sin[:, None]).to(x.dtype)
-
-
-def upsample_axis(table: Tensor, n: int) -> Tensor:
-    """Return a table of rows, or of columns, for a finer grid: each one is duplicated.
-
-    Raises ValueError where n is no multiple of those that there are.
-    """
-    if n % len(table):
-        raise ValueError(f"{n} rows or columns are no multiple of {len(table)}")
-    return table.repeat_interleave(n // len(table), 0)
-
-
-def _waves(n: int, dim: int, std: float) -> Tensor:
-    """float32 (n, dim): sines and cosines of the places 0 .. n - 1, of wavelengths 4 to 4 n."""
-    frequency = torch.pi / 2 * torch.logspace(0, -math.log10(max(n, 2)), (dim + 1) // 2)
-    angle = torch.arange(n)[:, None] * frequency
-    return 2**0.5 * std * torch.cat([angle.sin(), angle.cos()], 1)[:, :dim]
 
 
 def upsample_positions(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.lm.run import MaskedTokens, Windows, train
+from experiments.lm.run import Windows, train
 from experiments.lm.text import (
     BYTE_END,
     digest_of,
@@ -181,22 +181,3 @@ def test_windows_follow_one_another():
         ids = np.zeros(21, np.uint16)
         assert len(Windows(ids, 5, torch.device("cpu"), count)) == expected
     assert len(Windows(ids[:20], 5, torch.device("cpu"))) == 3  # the last has no next token
-
-
-def test_masked_tokens_hide_a_share():
-    seen = []
-
-    def model(tokens, targets, places):
-        seen.append((tokens, targets, places))
-        return torch.ones(targets.shape)
-
-    tokens = torch.arange(40_000).view(20, 2000) % 90
-    objective = MaskedTokens(0.15, 90)
-    loss, _, count = objective(model, (tokens, None, None), None)  # type: ignore[arg-type]
-    shown, targets, places = seen[0]
-    assert loss == count == 6000 and (tokens.gather(1, places) == targets).all()
-    rest = torch.ones(tokens.shape, dtype=torch.bool).scatter(1, places, False)
-    assert (shown[rest] == tokens[rest]).all()
-    found = shown.gather(1, places)
-    assert abs((found == 90).float().mean() - 0.8) < 0.03
-    assert abs((found == targets).float().mean() - 0.1) < 0.03  # the others are random

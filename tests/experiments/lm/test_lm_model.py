@@ -18,22 +18,21 @@ PACKED = "documents(((20, 28), (7, 41)))"  # other ones in every batch entry
 MASKS = (None, "sliding:8", "butterfly(8) | sliding(4)", "bigbird(8, 1)", "strided:6", PACKED)
 
 
-def model_of(provider, mask=None, *, causal=True, **options):
+def model_of(provider, mask=None, **options):
     torch.manual_seed(0)
-    sizes = Sizes(2, 32, 2, causal=causal)
-    return LanguageModel(sizes, VOCAB, N, provider, resolve(mask, causal=causal), **options)
+    return LanguageModel(Sizes(2, 32, 2), VOCAB, N, provider, resolve(mask), **options)
 
 
 def tokens_of(seed=1, batch=2):
     return torch.randint(VOCAB, (batch, N), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("causal, packed", [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
-def test_logits_and_gradients_of_the_three_attentions_agree(mask, causal, packed):
+def test_logits_and_gradients_of_the_three_attentions_agree(mask, packed):
     tokens, found = tokens_of(), {}
     for provider in ATTENTIONS:
-        model = model_of(provider, mask, causal=causal, end=END if packed else None).double()
+        model = model_of(provider, mask, end=END if packed else None).double()
         logits = model(tokens)
         loss = model(tokens, tokens.roll(-1, 1)).mean()
         gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -52,7 +51,7 @@ def test_one_compilation_serves_all_blocks(provider, mask, positions, monkeypatc
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     torch.manual_seed(0)
     sizes, tokens = Sizes(10, 32, 2), tokens_of()  # more blocks than torch compiles of a function
-    causal = resolve(mask, causal=True)
+    causal = resolve(mask)
     model = LanguageModel(sizes, VOCAB, N, provider, causal, positions=positions)
     for block in model.layers:  # what keeps its mask makes it before
         block.attention(torch.zeros(1, N, 32))
@@ -121,12 +120,12 @@ def test_moba_is_one_of_the_masks():
     assert moba_pairs(48, 16, 2) == 3 * 16 * 17 // 2 + 2 * 16 * 16
     assert moba_pairs(40, 16, 9) == 40 * 41 // 2
     with pytest.raises(ValueError, match="a multiple of 16"):
-        resolve("moba(24, 2)", causal=True)
+        resolve("moba(24, 2)")
 
 
 @pytest.mark.parametrize("n", [128, 125])
 def test_moba_with_room_for_all_blocks_is_the_same_mask(n):
-    selector = resolve("moba(32, 2)", causal=True)
+    selector = resolve("moba(32, 2)")
     assert isinstance(selector, TokenSelector)
     selector = replace(selector, block_size=(16, 16))  # several blocks of a chunk
     q, k = torch.randn(2, 2, 3, n, 8).unbind()
@@ -140,12 +139,11 @@ def test_moba_with_room_for_all_blocks_is_the_same_mask(n):
 
 @pytest.mark.parametrize("text", ["streaming(4, 8)", "causal()", "sliding(8)"])
 def test_a_decoders_mask_is_causal_once(text):
-    mask = resolve(text, causal=True)
-    assert str(mask).count("causal()") == 1 and resolve(str(mask), causal=True) == mask
+    mask = resolve(text)
+    assert str(mask).count("causal()") == 1 and resolve(str(mask)) == mask
 
 
 def test_shares_count_against_the_causal_mask():
     assert shares(model_of("sparse"))[1] == pytest.approx(1)
     density, pairs = shares(model_of("sparse", "sliding:8"))
     assert pairs == pytest.approx((8 * N - 28) / (N * (N + 1) / 2)) and density == 1
-    assert shares(model_of("sparse", causal=False)) == (None, None)

@@ -7,13 +7,11 @@ import torch
 
 from experiments.lra.models.positions import (
     COPIES,
-    AxialPositions,
     AxialRotary,
     Embedding,
     SmoothEmbedding,
     WavePositions,
     sinusoids,
-    upsample_axis,
     upsample_positions,
     waves,
 )
@@ -56,28 +54,6 @@ def test_orders_of_the_pixels():
 def test_errors(rows, to_grid, options, message):
     with pytest.raises(ValueError, match=message):
         upsample_positions(torch.zeros(rows, 1), (2, 2), to_grid, **options)
-
-
-def test_an_axial_position_is_that_of_its_row_plus_that_of_its_column():
-    order = torch.randperm(6).numpy()
-    positions = AxialPositions((2, 3), 8, order)
-    found = positions()
-    for place, pixel in enumerate(order):
-        assert torch.equal(found[place], positions.rows[pixel // 3] + positions.columns[pixel % 3])
-    assert 0.01 < found.std() < 0.03
-    near = AxialPositions((32, 32), 64)().view(32, 32, 64)[:, 16]
-    distance = (near - near[8]).norm(dim=1)
-    assert (distance[8:].diff()[:3] > 0).all()  # neighbours look alike
-
-
-def test_axes_are_upsampled_as_the_whole_table_is():
-    coarse, fine = AxialPositions((2, 3), 8), AxialPositions((4, 9), 8)
-    with torch.no_grad():
-        fine.rows.copy_(upsample_axis(coarse.rows, 4))
-        fine.columns.copy_(upsample_axis(coarse.columns, 9))
-    assert torch.equal(fine(), upsample_positions(coarse(), (2, 3), (4, 9)))
-    with pytest.raises(ValueError, match="9 rows or columns are no multiple of 2"):
-        upsample_axis(coarse.rows, 9)
 
 
 def test_waves_suit_images_of_every_size():

@@ -113,7 +113,7 @@ REFUSED = {
     "compile=no": None,  # Hydra's word for false
     "model.layers=x": "model.layers=x: .*Integer",
     "model.dropout=1": "dropout=1.0: .*below 1",
-    "model.positions=axial": "positions=axial takes images",
+    "model.positions=waves": "positions=waves takes images",
     "model.layer=3": "model.layer.*did you mean model.layers",
     "betas=[0.9,2]": r"betas=\[0.9, 2.0\]: .*below 1",
     "lr=0": "lr=0.0: .*above 0",
