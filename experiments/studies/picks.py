@@ -7,6 +7,7 @@ blocks is not part of the time; what a kernel does with their lists is. See docs
 """
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
@@ -27,7 +28,6 @@ from experiments.common.rows import OK, Found, Row, last_versions
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
 from experiments.studies.runner import Run, choices, grid
-from experiments.studies.select import parse
 from sparseflash import select
 from sparseflash.select.tokens import TokenSelector
 
@@ -38,7 +38,7 @@ KEY = "provider direction batch heads kv_heads n head_dim dtype round".split()
 class Options(runner.Options):
     name: str = "picks"
     lengths: list[int]  # tokens
-    selectors: list[str]  # calls of nsa and moba of sparseflash.select
+    selectors: list[str]  # nsa(BLOCKS, SIZE), moba(CHUNK, BLOCKS)
     providers: list[str]
     batch: int = 1
     heads: int | None = None  # null: with nsa 64 on a GPU and 4 on a CPU, else 16 and 2
@@ -81,11 +81,9 @@ class PickedCase(Case):
 
 def rule(text: str) -> TokenSelector:
     """Return the selector of a text. Raise ValueError for one whose queries do not pick."""
-    found = parse(text)
-    if isinstance(found, TokenSelector):
-        if (found.within, found.union, found.capacity) == (None, False, None):
-            return found
-    raise ValueError(f"selectors: {text} has no picks; give moba or nsa alone")
+    if not (found := re.fullmatch(r"(nsa|moba)\((\d+), (\d+)\)", text)):
+        raise ValueError(f"selectors: {text} has no picks; give moba or nsa with two numbers")
+    return getattr(select, found[1])(int(found[2]), int(found[3]))
 
 
 def causal(shape: Found) -> Case:

@@ -5,9 +5,8 @@ schedule made beforehand, and the whole chain. On a GPU, each step but backward 
 a CUDA graph: the difference is what the host takes that the GPU does not hide.
 """
 
-import ast
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ import masks
 import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.timing import graph_ms, measure
-from experiments.common.files import reason
 from experiments.common.rows import Found, Row, found, last_versions
 from experiments.common.tables import markdown
 from experiments.studies import runner
@@ -29,44 +27,12 @@ from sparseflash.testing import make_qkv
 
 KEY = "step batch heads kv_heads n_q n_k head_dim dtype".split()
 STEPS = ("selection", "schedule", "forward", "backward", "chain")
-SELECTORS = ("top_k", "mass", "moba", "nsa")
-
-
-def parse(text: str) -> select.Selector:
-    """Return the selector of a call such as `top_k(0.1, within=causal())`.
-
-    Arguments are constants and masks. Raise ValueError for another text.
-    """
-    try:
-        return _call(ast.parse(text, mode="eval").body)
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(
-            f"selectors: {text!r} is no selector ({reason(error)}); "
-            "give a call of sparseflash.select, such as top_k(0.1)"
-        ) from error
-
-
-def _call(node: ast.AST) -> select.Selector:
-    match node:
-        case ast.Call(ast.Name(name), args, keywords) if name in SELECTORS:
-            named = {str(keyword.arg): _argument(keyword.value) for keyword in keywords}
-            return getattr(select, name)(*map(_argument, args), **named)
-    raise ValueError(f"choose from {', '.join(SELECTORS)}")
-
-
-def _argument(node: ast.expr) -> Any:
-    """Return a constant or a mask."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return masks.parse(ast.unparse(node))
 
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
     name: str = "select"
-    selectors: list[str] = field(default_factory=list)  # such as "top_k(0.1)"; []: one of each kind
-    density: float = 0.1  # of the default selectors: the share of key blocks of a query block
+    density: float = 0.1  # the share of key blocks of a query block, where a selector has a knob
     seq_len: int
     batch: int
     heads: int
@@ -82,30 +48,31 @@ DEFAULTS = {
 
 
 def cases(run: Run) -> list[Found]:
-    """Return the selectors of the options."""
+    """Return the selectors."""
     o = run.options
     return grid(
-        mask=[str(parse(text)) for text in o.selectors or default_selectors(o)], batch=o.batch,
+        mask=[*selectors(o)], batch=o.batch,
         heads=o.heads, kv_heads=o.kv_heads or o.heads, n_q=o.seq_len, n_k=o.seq_len,
         head_dim=o.head_dim, dtype=o.dtype,
     )  # fmt: skip
 
 
-def default_selectors(o: Options) -> list[str]:
-    """Return one of each kind, with about this share of the key blocks where it has a knob."""
+def selectors(o: Options) -> dict[str, select.Selector]:
+    """Return one of each kind by its text."""
     share, n = float(o.density), o.seq_len
     chunk = max(128, n // 64 // 128 * 128)
 
     def blocks(size: int) -> int:
         return max(1, round(share * n / size))
 
-    return [
-        f"top_k({share})", f"top_k({share}, 'max')", f"top_k({share}, 'bound')",
-        f"top_k({share}, within=causal(), always=local(0))",
-        f"mass(0.9, max_blocks={blocks(128)})",
-        f"moba({chunk}, {blocks(chunk)}, union=True)",
-        f"nsa({blocks(64)}, union=True)",
-    ]  # fmt: skip
+    found = [
+        *(select.top_k(share, pool) for pool in ("mean", "max", "bound")),
+        select.top_k(share, within=masks.causal(), always=masks.local(0)),
+        select.mass(0.9, max_blocks=blocks(128)),
+        select.moba(chunk, blocks(chunk), union=True),
+        select.nsa(blocks(64), union=True),
+    ]
+    return {str(selector): selector for selector in found}
 
 
 def ways(case: Found, run: Run) -> list[Row]:
@@ -115,7 +82,8 @@ def ways(case: Found, run: Run) -> list[Row]:
 
 def opened(case: Found, run: Run) -> Callable[[Row], Row]:
     """Return what measures a step of one selector."""
-    selector, device, seconds = parse(case.mask), run.device, run.options.seconds
+    selector, device = selectors(run.options)[case.mask], run.device
+    seconds = run.options.seconds
     q, k, v = make_qkv(
         case.batch, case.heads, case.n_q, case.n_k, case.head_dim, kv_heads=case.kv_heads,
         dtype=DTYPES[case.dtype], device=device, requires_grad=True,

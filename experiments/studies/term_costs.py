@@ -22,22 +22,22 @@ from experiments.bench.timing import measure
 from experiments.common.rows import OK, Row, last_versions
 from experiments.common.tables import MISSING, markdown, pivot
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices
+from experiments.studies.runner import Run
 from sparseflash import Terms
 from sparseflash.kernels.common.device import nvidia_capability
 from sparseflash.testing import logits, relative_error
 
 KEY = "term provider direction batch heads kv_heads n head_dim dtype block radius round".split()
-FIELDS = ("sink", "softcap", "slopes", "bias")
-NONE, ALL, MAX = "none", "all", "max"
+NONE, MAX = "none", "max"
 TERMS = ("sink", "softcap", "low_softcap", "slopes", "bias")
 # Scores are about 1. Both are so low that the gate sees whether there is a cap. Below 15, few
 # scores reach 0.4 of it, as in models that were trained with one; below 2, most of them do.
 CAPS = {"softcap": 15.0, "low_softcap": 2.0}
+RADIUS = 128  # of the bias: longest distance with an entry of its own
 OF_TERMS = 4  # the limit of their gradients over that of the others: sums of roundings that cancel
 BACKENDS = {
     "hopper": (NONE, "sink", MAX),
-    **dict.fromkeys(("triton", "cpu"), (NONE, *TERMS, ALL, MAX)),
+    **dict.fromkeys(("triton", "cpu"), (NONE, *TERMS, MAX)),
 }
 # the cost that is allowed
 BARS = {"sink": 0.05, MAX: 0.05} | dict.fromkeys(TERMS[1:], 0.15)
@@ -46,19 +46,13 @@ BARS = {"sink": 0.05, MAX: 0.05} | dict.fromkeys(TERMS[1:], 0.15)
 @dataclass(kw_only=True)
 class Options(runner.Options):
     name: str = "term_costs"
-    # all: the four terms together; max: the row maxima, no term; low_softcap: a cap that most
-    # scores reach, where softcap is one that few come near
-    terms: list[str] = field(default_factory=lambda: [*TERMS, MAX])
-    backends: list[str] = field(default_factory=list)  # none: all of the device that have terms
     densities: list[float] = field(default_factory=lambda: [1.0, 0.25])  # 1: no mask
     batch: int
     heads: int
-    kv_heads: int | None = None  # null: heads
     seq_len: int
     head_dims: list[int]
     dtype: str
     block: int  # tokens of a block of the masks
-    radius: int = 128  # of the bias: longest distance with an entry of its own
     rounds: int = 3
 
 
@@ -77,12 +71,11 @@ class Group:
 
     case: Case
     provider: str  # the backend
-    radius: int
 
     def row(self) -> Row:
         case = self.case
         sizes = {n: getattr(case, n) for n in "batch heads kv_heads head_dim dtype".split()}
-        sizes |= {"n": case.n_q, "block": case.block_q, "radius": self.radius}
+        sizes |= {"n": case.n_q, "block": case.block_q, "radius": RADIUS}
         return sizes | {"mask": case.mask, "density": case.density, "provider": self.provider}
 
 
@@ -91,27 +84,23 @@ def cases(run: Run) -> list[Group]:
     o, found = run.options, []
     hopper = run.device.type == "cuda" and nvidia_capability(run.device) == (9, 0)
     own = ["hopper", "triton"] if hopper else ["triton" if run.device.type == "cuda" else "cpu"]
-    choices(o, terms=(*TERMS, ALL, MAX), backends=BACKENDS)
-    for head_dim, density, backend in product(o.head_dims, o.densities, o.backends or own):
+    for head_dim, density, backend in product(o.head_dims, o.densities, own):
         mask, block = f"random_blocks({density}, block={o.block})", o.block
         if density == 1:
             mask, block = DENSE, 0
-        sizes = o.batch, o.heads, o.kv_heads or o.heads, o.seq_len, o.seq_len, head_dim, o.dtype
+        sizes = o.batch, o.heads, o.heads, o.seq_len, o.seq_len, head_dim, o.dtype
         case = Case(mask, *sizes, block, block)
         if block:
             case.check()
-        found.append(Group(case, backend, o.radius))
+        found.append(Group(case, backend))
     return found
 
 
 def ways(group: Group, run: Run) -> list[Row]:
     """Return the terms that a backend has, and none of them, in their directions."""
-    terms = [NONE, *(t for t in BACKENDS[group.provider] if t in run.options.terms and t != NONE)]
-    if terms == [NONE]:
-        return []
     return [
         {"term": term, "direction": direction}
-        for term in terms
+        for term in BACKENDS[group.provider]
         for direction in (("forward",) if term == MAX else ("forward", "backward"))
     ]
 
@@ -121,7 +110,7 @@ def opened(group: Group, run: Run) -> Callable[[Row], dict[str, Any]]:
 
     @cache
     def prepared(term: str) -> tuple[TermStep, dict[str, Any]]:
-        step = step_of(group.case, group.provider, term, group.radius, run.device)
+        step = step_of(group.case, group.provider, term, run.device)
         return step, passed(*gate_errors(group.case, step), LIMIT[DTYPES[group.case.dtype]])
 
     def one(row: Row) -> dict[str, Any]:
@@ -142,8 +131,8 @@ def passed(error: float, of_terms: float | None, limit: float) -> dict[str, Any]
     return {"error": error, "term_error": of_terms}
 
 
-def terms_of(name: str, heads: int, radius: int, device: torch.device) -> Terms | None:
-    """Return the term of that name, all of them, or None; what is learned has a gradient."""
+def terms_of(name: str, heads: int, device: torch.device) -> Terms | None:
+    """Return the term of that name, or None; what is learned has a gradient."""
     generator = torch.Generator(device).manual_seed(1)
 
     def normal(*shape: int) -> Tensor:
@@ -154,11 +143,10 @@ def terms_of(name: str, heads: int, radius: int, device: torch.device) -> Terms 
         "softcap": CAPS.get(name, CAPS["softcap"]),
         # those of ALiBi, arXiv 2108.12409
         "slopes": 2.0 ** (-8 / heads * torch.arange(1, heads + 1, device=device)),
-        "bias": normal(heads, 2 * radius + 1),
+        "bias": normal(heads, 2 * RADIUS + 1),
     }
     own = "softcap" if name in CAPS else name
-    names = FIELDS if name == ALL else [each for each in FIELDS if each == own]
-    return Terms(**{each: values[each] for each in names}) if names else None
+    return Terms(**{own: values[own]}) if own in values else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +157,9 @@ class TermStep(Step):
     maxima: Callable[[], Tensor] | None = None
 
 
-def step_of(case: Case, backend: str, term: str, radius: int, device: torch.device) -> TermStep:
+def step_of(case: Case, backend: str, term: str, device: torch.device) -> TermStep:
     """Return the call of a case with a term, or with the row maxima, on inputs of its own."""
-    terms, blocks = terms_of(term, case.heads, radius, device), case.blocks
+    terms, blocks = terms_of(term, case.heads, device), case.blocks
     options: dict[str, Any] = {"terms": terms, "backend": backend}
     options["return_max_scores"] = term == MAX
 

@@ -85,7 +85,6 @@ def test_directions_are_timed_and_wrong_results_are_not(study, one, monkeypatch)
     ("words", "message"),
     [
         ('selectors=["top_k(2)"]', "has no picks; give moba or nsa"),
-        ('selectors=["nsa(2, 32, union=True)"]', "has no picks; give moba or nsa"),
         ("heads=3 kv_heads=2", "heads=3 is not a multiple of kv_heads=2"),
         ("heads=0", "heads=0"),
         ("providers=[flex]", "providers"),

@@ -10,7 +10,6 @@ from experiments.bench.gate import WrongResult
 from experiments.common.rows import OK, frame
 from experiments.studies import term_costs
 from experiments.studies.term_costs import (
-    ALL,
     CAPS,
     MAX,
     NONE,
@@ -44,15 +43,15 @@ def test_rows_of_every_term(measured):
 
 def test_the_gate_agrees_with_what_is_right_and_refuses_another_term():
     for case in (CASE, SPARSE):
-        for term in (NONE, *TERMS, ALL, MAX):
-            error, of_terms = gate_errors(case, step_of(case, "cpu", term, 7, CPU))
+        for term in (NONE, *TERMS, MAX):
+            error, of_terms = gate_errors(case, step_of(case, "cpu", term, CPU))
             assert error < 1e-5 and (of_terms or 0) < 1e-5, term
             assert (of_terms is None) == (term in (NONE, *CAPS, "slopes", MAX))
     for term, other in ((NONE, "slopes"), *((cap, NONE) for cap in CAPS), ("slopes", NONE)):
-        claimed = step_of(CASE, "cpu", term, 7, CPU).terms
-        wrong = replace(step_of(CASE, "cpu", other, 7, CPU), terms=claimed)
+        claimed = step_of(CASE, "cpu", term, CPU).terms
+        wrong = replace(step_of(CASE, "cpu", other, CPU), terms=claimed)
         assert gate_errors(CASE, wrong)[0] > 1e-3, (term, other)
-    step = step_of(SPARSE, "cpu", MAX, 7, CPU)
+    step = step_of(SPARSE, "cpu", MAX, CPU)
     assert gate_errors(SPARSE, replace(step, maxima=lambda: step.maxima() + 0.1))[0] > 1e-2
 
 
@@ -61,7 +60,7 @@ def test_the_gate_agrees_with_what_is_right_and_refuses_another_term():
 )
 def test_the_gate_refuses_a_wrong_gradient(term, place):
     """That of q, k or v, or that of the term."""
-    step = step_of(CASE, "cpu", term, 7, CPU)
+    step = step_of(CASE, "cpu", term, CPU)
     doubled = replace(step, attend=lambda q, k, v: step.attend(q, k, v))
 
     def both(dout):
@@ -85,18 +84,18 @@ def test_only_what_passed_its_gate_is_timed(study, one, monkeypatch):
         return (1.0, 0.0) if biased else right(case, step)
 
     monkeypatch.setattr(term_costs, "gate_errors", errors)
-    run = study("term_costs", *SMALL, "rounds=2", "terms=[sink,bias]")
-    rows = one(run, Group(CASE, "cpu", 7))
+    run = study("term_costs", *SMALL, "rounds=2")
+    rows = one(run, Group(CASE, "cpu"))
     assert {row.term for row in rows if row.ms_median is None} == {"bias"}
     assert {row.status for row in rows if row.term == "bias"} == {
         "wrong result: error 1, limit 0.0001"
     }
-    refused = one(run, Group(CASE, "triton", 7))
+    refused = one(run, Group(CASE, "triton"))
     assert all(r.status.startswith("unsupported") for r in refused if r.term != "bias")
 
 
 def test_a_cost_is_over_no_term_in_the_same_round_and_shapes_are_apart():
-    row = Group(CASE, "cpu", 7).row() | {"direction": "forward", "device": "a", "torch": "2"}
+    row = Group(CASE, "cpu").row() | {"direction": "forward", "device": "a", "torch": "2"}
     row |= {"triton": "", "source": "s", "status": OK}
     ms = {(NONE, 1): 1.0, ("sink", 1): 3.0, (NONE, 2): 7.0, ("sink", 2): 5.0}
     rows = [row | {"term": t, "round": n, "ms_median": x} for (t, n), x in ms.items()]
@@ -107,26 +106,13 @@ def test_a_cost_is_over_no_term_in_the_same_round_and_shapes_are_apart():
     assert len(both) == 2 and sum("+0.0 |" in text for text in both.values()) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("terms=[softcup]", "did you mean softcap"),
-        ("backends=[reference]", "backends='reference': choose from hopper"),
-        ("terms=[bias] backends=[hopper]", "nothing to measure"),
-        ("heads=3 kv_heads=2", "heads=3 is not a multiple of kv_heads=2"),
-    ],
-)
-def test_refusals(study, words, message):
-    with pytest.raises(ValueError, match=message):
-        study("term_costs", *words.split()).go()
-
-
 def test_places_of_sampled_queries():
     """The float64 oracle of a sample of rows is that of all of them."""
     q, k, v = make_qkv(1, 2, 20, 30, 8)
-    terms = step_of(replace(CASE, heads=2), "cpu", ALL, 4, CPU).terms
     rows = torch.tensor([0, 7, 19])
-    whole, lse = oracle(q, k, v, terms=terms)
-    some, some_lse = oracle(q[:, :, rows], k, v, terms=terms, place=rows - 20)
-    assert relative_error(some, whole[:, :, rows]) < 1e-12
-    assert relative_error(some_lse, lse[:, :, rows]) < 1e-12
+    for term in TERMS:
+        terms = step_of(replace(CASE, heads=2), "cpu", term, CPU).terms
+        whole, lse = oracle(q, k, v, terms=terms)
+        some, some_lse = oracle(q[:, :, rows], k, v, terms=terms, place=rows - 20)
+        assert relative_error(some, whole[:, :, rows]) < 1e-12
+        assert relative_error(some_lse, lse[:, :, rows]) < 1e-12
