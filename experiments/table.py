@@ -1,7 +1,7 @@
-"""Print the Long Range Arena table of training runs, and write it as Markdown and CSV.
+"""Print the Long Range Arena table of training runs.
 
     python -m experiments.table
-    python -m experiments.table 'runs=[runs/train,other/*/train]' out=runs/lra/table
+    python -m experiments.table 'runs=[runs/train,other/*/train]'
     python -m experiments.table runs=runs/train/image archive=docs/results/lra/runs/image.jsonl.gz
 
 Runs are folders of experiments.train, or archives of them. See docs/guide/lra.md.
@@ -22,7 +22,6 @@ from experiments.lra.table import Table
 class Options:
     runs: Any = option("runs/train", "folders, globs or archives of runs", several=str)
     speed: str | None = option(None, "rows of the study lra_speed, whose times are taken instead")
-    out: str = option("runs/train/table", "written: the same name with .md and .csv")
     archive: str | None = option(None, "a file to write the runs into, one compact line each")
 
     def __post_init__(self) -> None:
@@ -33,13 +32,10 @@ class Options:
 def main(options: Options, command: str) -> None:
     runs = read_runs(options.runs)
     steps = read(options.speed) if options.speed else None
-    table = Table(runs, steps)
-    paths = table.write(Path(options.out))
+    print(Table(runs, steps).text())
     if options.archive:
-        paths.append(Path(options.archive))
-        write_archive(runs, paths[-1])
-    print(table.text())
-    print("\n".join(f"written: {path}" for path in paths))
+        write_archive(runs, Path(options.archive))
+        print(f"written: {options.archive}")
 
 
 if __name__ == "__main__":

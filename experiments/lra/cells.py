@@ -244,8 +244,6 @@ class Average(NamedTuple):
     value: float
     paper: float | None  # over the same tasks
     cells: list[Cell]
-    of_all: float  # over all five; a missing task counts as chance
-    paper_of_all: float | None
 
 
 def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | None:
@@ -266,9 +264,7 @@ def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | N
         values = [lra.PAPER.get((row.attention, task)) for task in tasks]
         return None if None in values or row.label else fmean(values)  # type: ignore[arg-type]
 
-    of_all = fmean((lra.CHANCE | found).values())
-    values = list(chosen.values())
-    return Average(fmean(found.values()), paper(chosen), values, of_all, paper(lra.AVERAGED))
+    return Average(fmean(found.values()), paper(chosen), list(chosen.values()))
 
 
 def preferred(columns: Sequence[Column]) -> list[Column]:

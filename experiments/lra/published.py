@@ -19,8 +19,6 @@ LABELS = {
     "files": "Files",
 }
 AVERAGED = ("listops", "text", "retrieval", "image", "pathfinder32")  # the five of the table
-# accuracy (%) of a guess, as tables of the field count what a model did not learn
-CHANCE = {"listops": 10.0, "text": 50.0, "retrieval": 50.0, "image": 10.0, "pathfinder32": 50.0}
 TIMED = (*AVERAGED, "imdb_same_movie")  # enter the mean speed-up
 PATH = ("pathfinder64", "pathfinder128", "pathfinder256")
 

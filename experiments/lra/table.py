@@ -1,17 +1,15 @@
-"""The Long Range Arena table of training runs, as Markdown, text and CSV.
+"""The Long Range Arena table of training runs, as Markdown and text.
 
 Accuracy by task and its averages, training speed-up and peak memory, densities of blocks, shortcuts
 that an accuracy has to beat, differences between attentions with their intervals, and all runs. The
 values of the paper (Dao et al. 2022) are in brackets.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
-from experiments.common.files import write_text
 from experiments.common.tables import MISSING, aligned, markdown
 from experiments.lra import cells as of
 from experiments.lra import published as lra
@@ -20,7 +18,6 @@ from experiments.lra.runs import Run, unpacked
 
 Lines = list[list[str]]
 BASES = {lra.BASE: "from_standard", "flash": "from_flash"}  # what differences are relative to
-ALL_FIVE = "of all five"
 CUT, VALIDATION, UNTRACED, UNTRAINED = "†", "‡", "§", "¶"
 LEGEND = {
     "[x]": "the paper's value",
@@ -30,7 +27,6 @@ LEGEND = {
     UNTRACED: "untraced: no commit holds the exact code of the run",
     UNTRAINED: "did not train: the last validation, which follows, is at the most frequent class",
     MISSING: "not run",
-    ALL_FIVE: "a missing task counts as a guess (10 or 50 %); for rows with three tasks or more",
     "(n)": "seeds of both rows; s: the interval covers seeds, e: test examples",
 }
 TITLES = {
@@ -66,14 +62,14 @@ class Table:
         self.sections = {name: lines for name, lines in made.items() if len(lines) > 1}
 
     def _accuracy(self) -> Lines:
-        more = ["average", ALL_FIVE, "speed-up", "peak MiB"]
+        more = ["average", "speed-up", "peak MiB"]
         lines, blank = [["", *of.heads(self.columns), *more]], [""] * len(more)
         for row in self.rows:
             cells = [self.cells.get((row, c)) for c in self.columns]
             papers = [of.paper_value(row, c) for c in self.columns]
             earlier = [(row.attention, c.task) in lra.EARLIER for c in self.columns]
             texts = list(map(accuracy_text, cells, papers, earlier))
-            texts += _average_texts(of.average(self.cells, row, self.columns))
+            texts.append(_average_text(of.average(self.cells, row, self.columns)))
             texts.append(self._mean_speedup_text(row))
             peak = max((cell.memory_mib or 0 for cell in cells if cell), default=0)
             lines.append([row.text, *texts, f"{peak:.0f}" if peak else MISSING])
@@ -109,32 +105,16 @@ class Table:
         return f"{found.value:+.1f}{half} ({words}){mark}"
 
     def _runs(self) -> Lines:
-        head = ["task", "attention", *NUMBERS, "device", "date"]
-        lines = self.frame().reindex(columns=head).astype(object)
-        return [head, *([_text(value) for value in line] for line in lines.itertuples(index=False))]
-
-    def frame(self) -> pd.DataFrame:
         """Return a line for each run that counts; accuracies and densities in percent."""
-        lines = []
+        lines = [["task", "attention", *NUMBERS, "device", "date"]]
         for column, head in zip(self.columns, of.heads(self.columns), strict=True):
             for row in self.rows:
-                cell = self.cells.get((row, column), Cell())
-                shared: dict[str, Any] = {"task": head, "attention": row.text}
-                shared["speedup"] = of.speedup(self.cells, row, column)
-                for name in BASES:
-                    found = of.cell_difference(self.cells, row, column, name)
-                    shared[BASES[name]] = found and found.value
-                    shared[f"{BASES[name]}_half"] = found and found.half
-                lines += [
-                    {name: getattr(run, name, None) for name in NUMBERS}
-                    | {"planned": run.settings.get("steps"), "minutes": run.seconds / 60}
-                    | {"complete": run.complete, "traced": run.traced, "mask": run.resolved_mask}
-                    | {"batch": run.settings.get("batch"), "device": run.device}
-                    | {"date": run.date[:10], "place": run.place}
-                    | shared
-                    for run in cell.runs
-                ]
-        return pd.DataFrame(lines)
+                for run in self.cells.get((row, column), Cell()).runs:
+                    more = {"planned": run.settings.get("steps"), "minutes": run.seconds / 60}
+                    values = (more.get(name, getattr(run, name, None)) for name in NUMBERS)
+                    texts = map(_text, values)
+                    lines.append([head, row.text, *texts, run.device, run.date[:10]])
+        return lines
 
     def footnotes(self) -> list[str]:
         """Return the marks, the data in full, cut runs, and what was left out."""
@@ -151,22 +131,10 @@ class Table:
         found += [planned(CUT, r.place, r.steps, r.settings.get("steps", "?")) for r in cut]
         return found + self.notes
 
-    def text(self, draw: Callable[..., str] = aligned, title: str = "{}", note: str = "{}") -> str:
-        """Return all sections and notes: for a terminal, or with `markdown`."""
-        parts = [
-            f"{title.format(TITLES[name])}\n{draw(lines)}" for name, lines in self.sections.items()
-        ]
-        return "\n\n".join([*parts, "\n".join(map(note.format, self.footnotes()))]) + "\n"
-
-    def write(self, stem: Path) -> list[Path]:
-        """Write `stem`.md and `stem`.csv, which has a line for each run; return their paths."""
-        texts = {
-            ".md": self.text(markdown, "### {}\n", "- {}"),
-            ".csv": self.frame().to_csv(index=False, float_format="%.6g"),
-        }
-        for suffix, text in texts.items():
-            write_text(stem.with_name(stem.name + suffix), text, "out")
-        return [stem.with_name(stem.name + suffix) for suffix in texts]
+    def text(self) -> str:
+        """Return all sections and notes, for a terminal."""
+        parts = [f"{TITLES[name]}\n{aligned(lines)}" for name, lines in self.sections.items()]
+        return "\n\n".join([*parts, "\n".join(self.footnotes())]) + "\n"
 
 
 def _text(value: Any) -> str:
@@ -189,17 +157,15 @@ def accuracy_text(cell: Cell | None, paper: float | None = None, earlier: bool =
     return text if paper is None else f"{text} [{paper:.1f}{'*' * earlier}]"
 
 
-def _average_texts(found: of.Average | None) -> tuple[str, str]:
-    """Return the mean without the missing tasks, and with them at chance."""
+def _average_text(found: of.Average | None) -> str:
+    """Return the mean without the missing tasks."""
     if found is None:
-        return MISSING, MISSING
+        return MISSING
     count, all_tasks = len(found.cells), len(lra.AVERAGED)
     marks = _marks(all(c.complete for c in found.cells), all(c.tested for c in found.cells))
-    own, every = f"{found.value:.1f}{marks}", f"{found.of_all:.1f}{marks}"
+    own = f"{found.value:.1f}{marks}"
     own += f" ({count} of {all_tasks})" if count < all_tasks else ""
-    own += "" if found.paper is None else f" [{found.paper:.1f}]"
-    every += "" if found.paper_of_all is None else f" [{found.paper_of_all:.1f}]"
-    return own, every if 2 * count > all_tasks else MISSING
+    return own + ("" if found.paper is None else f" [{found.paper:.1f}]")
 
 
 def _marks(complete: bool, tested: bool) -> str:

@@ -58,8 +58,7 @@ def test_an_archive_gives_the_table_of_its_runs_and_the_same_bytes(tmp_path):
     path = tmp_path / "new" / "some.jsonl.gz"
     write_archive(runs, path)
     again = read_runs(str(tmp_path / "new"))
-    new, old = (Table(some).frame().drop(columns="place") for some in (again, runs))
-    pd.testing.assert_frame_equal(new, old, rtol=1e-4)
+    assert Table(again).sections == Table(runs).sections
     for run, old in zip(again, runs, strict=True):
         assert run.place == f"{path}: {old.place}"
         assert (run.traced, run.data) == (old.traced, old.data)
