@@ -1,20 +1,26 @@
-"""Cases: what a mask allows, its density and its work."""
+"""Cases, the gate that they pass, and the times of calls."""
 
+import time
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import torch
 
 from experiments.bench.cases import DENSE, Case
+from experiments.bench.gate import Gate
 from experiments.bench.run import KEY
+from experiments.bench.timing import MIB, expected_mib, measure
+from sparseflash.testing import make_qkv
+from tests.experiments.bench.bench_cases import CASE, CPU, exact
 
-CASE = Case(DENSE, 1, 2, 2, 100, 200, 16, "float32", 32, 16)
+OBLONG = Case(DENSE, 1, 2, 2, 100, 200, 16, "float32", 32, 16)
 MASKS = ["local:20+global:10", "random:0.3:seed=1", "causal", "butterfly:16"]
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_elements_and_rows_agree_with_the_dense_mask(mask):
-    case = replace(CASE, mask=mask)
+    case = replace(OBLONG, mask=mask)
     dense = case.blocks.to_dense()
     rows = np.array([0, 17, 31, 32, 99])
     assert case.elements == pytest.approx(dense.mean())
@@ -22,7 +28,7 @@ def test_elements_and_rows_agree_with_the_dense_mask(mask):
 
 
 def test_a_mask_of_every_batch_entry_is_for_that_batch():
-    case = replace(CASE, mask="documents(((60, 40), (25, 75)))", batch=2, n_k=100)
+    case = replace(OBLONG, mask="documents(((60, 40), (25, 75)))", batch=2, n_k=100)
     rows, dense = np.array([0, 31, 99]), case.blocks.to_dense()
     assert case.elements == pytest.approx((60**2 + 40**2 + 25**2 + 75**2) / (2 * 100**2))
     for batch in (0, 1):
@@ -32,14 +38,14 @@ def test_a_mask_of_every_batch_entry_is_for_that_batch():
 
 
 def test_dense_has_no_blocks_and_everything_allowed():
-    assert (CASE.blocks, CASE.density, CASE.elements) == (None, 1.0, 1.0)
-    assert CASE.allowed(0, 0, np.array([3, 5])).all()
+    assert (OBLONG.blocks, OBLONG.density, OBLONG.elements) == (None, 1.0, 1.0)
+    assert OBLONG.allowed(0, 0, np.array([3, 5])).all()
 
 
 def test_peers_have_a_causal_kernel_for_squares_alone():
     """They differ in where the diagonal of a rectangle ends."""
-    assert replace(CASE, mask="causal()", n_q=200).causal
-    assert not replace(CASE, mask="causal()").causal and not replace(CASE, n_q=200).causal
+    assert replace(OBLONG, mask="causal()", n_q=200).causal
+    assert not replace(OBLONG, mask="causal()").causal and not replace(OBLONG, n_q=200).causal
 
 
 def test_cases_that_differ_are_rows_of_their_own():
@@ -47,10 +53,73 @@ def test_cases_that_differ_are_rows_of_their_own():
 
 
 def test_only_computed_blocks_count_as_work():
-    case = replace(CASE, mask="random:0.25", n_q=256, n_k=256)
+    case = replace(OBLONG, mask="random:0.25", n_q=256, n_k=256)
     assert case.flops("forward") == 4 * 2 * 256 * 256 * 16 * case.density
     assert case.flops("backward") == 2.5 * case.flops("forward")
     narrow = replace(case, v_dim=8)
     pairs = 2 * 256 * 256 * case.density
     assert narrow.flops("forward") == 2 * pairs * (16 + 8)
     assert narrow.flops("backward") == 2 * pairs * (3 * 16 + 2 * 8)  # scores, dq, dk; dp, dv
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 1e-2)]
+)
+def test_gate_samples_both_ends_and_refuses_its_limit(dtype, limit):
+    qkv = make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=getattr(torch, dtype), device="cpu")
+    gate = Gate(replace(CASE, dtype=dtype), *qkv)
+    assert {0, 199} <= set(gate.rows.tolist())
+    assert len(gate.rows) >= 64 and gate.rows.diff().max() <= 7  # from all over
+    assert [(batch, kv_head) for batch, _, kv_head in gate.samples] == [(0, 0), (1, 1)]
+    assert gate.verdict(gate.forward_error(exact(CASE)(*qkv))) is None
+    out = exact(CASE)(*(t.double() for t in qkv))
+    assert gate.verdict(gate.forward_error(out * (1 + limit / 2))) is None
+    assert "wrong result" in (gate.verdict(gate.forward_error(out * (1 + 2 * limit))) or "")
+    assert gate.verdict(0.999 * limit) is None
+    assert gate.verdict(limit) == f"wrong result: error {limit:.3g}, limit {limit:g}"
+    assert "error nan" in (gate.verdict(float("nan")) or "")
+
+
+@pytest.mark.parametrize("wrong", ["dq", "dk", "dv"])
+def test_the_gate_looks_at_every_gradient(wrong):
+    qkv = tuple(
+        t.double().requires_grad_()
+        for t in make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=torch.float32, device="cpu")
+    )
+    gate = Gate(CASE, *(t.detach().float() for t in qkv))
+    out = exact(CASE)(*qkv)
+    gradients = dict(
+        zip(("dq", "dk", "dv"), torch.autograd.grad(out, qkv, gate.dout.double()), strict=True)
+    )
+    assert gate.verdict(gate.backward_error(**gradients)) is None
+    scaled = gradients | {wrong: gradients[wrong] * (1 + 2e-4)}
+    assert "wrong result" in (gate.verdict(gate.backward_error(**scaled)) or "")
+    dq = gradients["dq"]
+    other = gradients | {"dq": dq.masked_fill(dq == 0, 0.01)}  # queries outside the sample
+    assert "wrong result" in (gate.verdict(gate.backward_error(**other)) or "")
+
+
+def test_the_first_call_does_not_count():
+    """It compiles, builds masks and fills caches."""
+    calls = []
+
+    def call():
+        calls.append(None)
+        time.sleep(0.2 if len(calls) == 1 else 0.005)
+
+    for seconds, least in ((0.001, 1), (0.02, 3)):  # slow calls are repeated three times at most
+        calls.clear()
+        times = measure(call, CPU, seconds)
+        assert times.calls == len(calls) - 1 >= least
+        assert 5 <= times.ms_p20 <= times.ms_median <= times.ms_p80 < 200
+
+
+def test_a_step_takes_its_results_at_least():
+    """out and a float32 a row, then dq, dk and dv, each with its own head dim."""
+    case = replace(CASE, batch=2, heads=4, kv_heads=2, n_q=10, n_k=20, head_dim=16, v_dim=8)
+    out = 2 * 4 * 10 * (8 * 4 + 4)
+    assert expected_mib(case, "forward") * MIB == out
+    gradients = (2 * 4 * 10 * 16 + 2 * 2 * 20 * 16 + 2 * 2 * 20 * 8) * 4
+    assert expected_mib(case, "backward") * MIB == out + gradients
+    half = replace(case, dtype="bfloat16")
+    assert expected_mib(half, "forward") * MIB == 2 * 4 * 10 * (8 * 2 + 4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import masks
-from experiments.bench.peers.fa4_lists import to_fa4
+from experiments.bench.peers.fa4 import to_fa4
 from tests.masks.cases import any_blocks
 from tests.notes import note
 

@@ -10,7 +10,7 @@ import torch
 from experiments.bench import provider
 from experiments.bench.cases import CAUSAL, DENSE, Case
 from experiments.bench.peers import cudnn, fa4
-from experiments.bench.peers.fa4_lists import BlockSparseTensors
+from experiments.bench.peers.fa4 import BlockSparseTensors
 from experiments.bench.providers import find
 from tests.experiments.bench.bench_cases import CASE, CPU
 

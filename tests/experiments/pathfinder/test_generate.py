@@ -10,9 +10,9 @@ from PIL import Image
 from scipy.ndimage import grey_dilation
 
 from experiments.pathfinder import philox
+from experiments.pathfinder.__main__ import OFFICIAL, measure, table
 from experiments.pathfinder.generate import VERSION, Images, ends, make, on_disk
 from experiments.pathfinder.grow import Board, _free_tail, _moved
-from experiments.pathfinder.look import OFFICIAL, measure, table
 from experiments.pathfinder.parameters import SIZES, TAKEN, spec
 from experiments.pathfinder.render import INFO, LABEL, MARGIN, MARKERS, ORIGIN
 from experiments.pathfinder.store import RUN

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from experiments.pathfinder import store
+from experiments.pathfinder.__main__ import measure
 from experiments.pathfinder.generate import Images, make, on_disk
-from experiments.pathfinder.look import measure
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import DISTRACTORS, INFO, LABEL, RESTARTS
 from experiments.pathfinder.store import filled

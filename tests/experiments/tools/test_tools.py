@@ -1,0 +1,109 @@
+"""Pages, the gallery and long runs."""
+
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.common.figures import RC
+from experiments.tools import gallery
+from experiments.tools.long_runs import main
+from experiments.tools.pages import columns, lines, pivot, shares
+from tests.experiments.lra.training.cases import overrides, train
+
+TABLE = "| a | b | c |\n| --- | ---: | --- |\n| x | 1 | p\\|q |\n| y | 2 | r |"
+
+
+def test_columns_and_lines_choose_parts_of_a_table():
+    assert columns(TABLE, "c", mean="b").splitlines()[::2] == ["| c | mean |", "| p\\|q | 1 |"]
+    assert lines(TABLE, "^. y").splitlines()[2:] == ["| y | 2 | r |"]
+    with pytest.raises(ValueError, match="d"):
+        columns(TABLE, "d")
+
+
+def test_text_around_tables_stays():
+    text = f"Before.\n\n{TABLE}\n\nBetween.\n\n{TABLE}\n"
+    assert columns(text, "b").count("| b |\n") == 2 and "\n\nBetween.\n\n" in lines(text, "x")
+
+
+def test_a_pivot_has_means_and_their_standard_deviation():
+    frame = pd.DataFrame({"name": ["A", "A", "B"], "start": ["u", "u", "v"], "x": [1.0, 2.0, 3.0]})
+    body = pivot(frame, ["name"], "start", "x").splitlines()
+    assert body[0] == "| name | u | v |"
+    assert body[2:] == ["| A | 1.5 ± 0.7 | – |", "| B | – | 3.0 |"]
+
+
+def test_shares_are_of_sums():
+    frame = pd.DataFrame({"run": ["a", "a", "b"], "yes": [1, 3, 5], "all": [2, 6, 10]})
+    body = shares(frame, ["run"], yes="yes/all").splitlines()
+    assert body[0] == "| run | yes |" and body[2:] == ["| a | 50.0 |", "| b | 50.0 |"]
+
+
+EXAMPLES = [example for examples in gallery.sections().values() for example in examples]
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_writes_page_and_pictures(tmp_path: Path, coarse_figures, monkeypatch):
+    monkeypatch.setitem(RC, "savefig.dpi", coarse_figures)  # sizes of files are looked at
+    image = pytest.importorskip("PIL.Image")
+    page, *pictures, overview = gallery.write(tmp_path)
+    assert len(pictures) == len(set(pictures)) == len(EXAMPLES)
+    assert page.read_text() == (DOCS / "gallery.md").read_text()  # write it again when masks change
+    assert all(path.stat().st_size < 15_000 for path in pictures)
+    assert overview == tmp_path / "figures/masks.png" and overview.stat().st_size > 20_000
+    causal = np.asarray(image.open(tmp_path / "figures/gallery/causal.png").convert("RGB"))
+    assert causal.shape == (256, 256, 3)
+    background = causal[0, -1]
+    assert np.array_equal((causal != background).any(2), np.tri(256, dtype=bool))
+
+
+def test_the_overview_shows_different_patterns():
+    kinds = {re.sub(r"[^a-z_]+", " ", text) for text in gallery.OVERVIEW}
+    assert len(kinds) == len(gallery.OVERVIEW) >= 7
+
+
+def test_options_and_other_folders_are_refused(tmp_path, run_program, monkeypatch):
+    for words, where, error in (
+        (["out=x"], DOCS.parent, "error: out=x: there are no options"),
+        ([], tmp_path, "error: no folder docs here"),
+    ):
+        monkeypatch.chdir(where)
+        assert run_program("tools.gallery", *words)[0].startswith(error)
+
+
+def test_runs_go_on_elsewhere(tmp_path, capsys):
+    """Take a complete run, which another waits for, to another folder, as an export in parts."""
+    changes = {"eval_every": 30, "checkpoint_every": 1}
+    common = overrides(tmp_path, "listops", "linear", steps=60, **changes)
+    entries = {"one": {"with": ["steps=2"]}, "two": {"after": "one", "with": ["name=b"]}}
+    OmegaConf.save({"common": common, "runs": entries}, tmp_path / "mine.yaml")
+    export, file = f"{tmp_path}/out.tar.xz", f"file={tmp_path}/mine.yaml"
+
+    def words(place, *more):
+        return [
+            file,
+            f'overrides=["runs={tmp_path}/{place}"]',
+            f"compiled={tmp_path}/compiled",
+            *more,
+        ]
+
+    assert main(words("runs", "dry_run=true")) == 0
+    assert "two: waits for one" in capsys.readouterr().out
+    del entries["two"]
+    OmegaConf.save({"common": common, "runs": entries}, tmp_path / "mine.yaml")
+    train(tmp_path, "listops", "linear", steps=2, **changes)
+    assert main(words("runs", f"export={export}", "part_mib=0.001", "weights=false")) == 0
+    assert "one: complete" in capsys.readouterr().out and (tmp_path / "out.tar.xz.01").exists()
+    assert main(words("other", f"import={export}", f"export={tmp_path}/whole.xz")) == 0
+    assert "imported: 1 runs" in capsys.readouterr().out
+    folder = tmp_path / "other/listops/linear/seed0"
+    assert json.loads((folder / "journal.jsonl").read_text().splitlines()[-1])["step"] == 2
+    names = [name.rpartition("/")[2] for name in tarfile.open(tmp_path / "whole.xz").getnames()]
+    assert "journal.jsonl" in names and "checkpoint.pt" not in names and "weights.pt" not in names
+    with pytest.raises(ValueError, match="nowhere"):
+        main(words("other", "import=nowhere"))
