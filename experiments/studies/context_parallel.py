@@ -7,6 +7,7 @@ transfers left out: the difference is what they cost. See docs/guide/many_gpus.m
     ours     `sparseflash.distributed`, its own choice of owners and of what travels
     heads    the same with route="heads" (Ulysses)
     torch    FlexAttention with torch's context parallelism: all keys are gathered first
+    ring     torch's ring attention, causal masks only
     one      one device with the whole sequence
 """
 
@@ -16,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -26,6 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import torch.nn.functional as F
 from torch import Tensor
 
 import sparseflash
@@ -41,7 +44,7 @@ from masks import interop
 from sparseflash.distributed import ContextParallel, context_parallel
 
 KEY = "provider direction heads kv_heads n_q head_dim dtype ranks link".split()
-PROVIDERS = ("ours", "heads", "torch", "one")
+PROVIDERS = ("ours", "heads", "torch", "ring", "one")
 DIRECTIONS = ("forward", "backward")
 BLOCK = 128
 
@@ -209,16 +212,17 @@ class Measured:
 
     def rows(self, name: str) -> list[Row]:
         """Return the rows of both directions, after the gate."""
-        start = time.perf_counter()
-        call, plan, facts = getattr(self, f"_{name}")()
-        facts = {"plan_ms": 1000 * (time.perf_counter() - start), **facts}
-        error = self._gate(call, plan)
-        if status := self.gate.verdict(error):
-            return [{"direction": d, "status": status, "error": error} for d in DIRECTIONS]
-        return [
-            {"direction": d, "status": OK, "error": error, **facts, **row}
-            for d, row in self._timed(call, plan).items()
-        ]
+        with ExitStack() as stack:
+            start = time.perf_counter()
+            call, plan, facts = getattr(self, f"_{name}")(stack)
+            facts = {"plan_ms": 1000 * (time.perf_counter() - start), **facts}
+            error = self._gate(call, plan)
+            if status := self.gate.verdict(error):
+                return [{"direction": d, "status": status, "error": error} for d in DIRECTIONS]
+            return [
+                {"direction": d, "status": OK, "error": error, **facts, **row}
+                for d, row in self._timed(call, plan).items()
+            ]
 
     def _own(self, plan: ContextParallel | None, x: Tensor) -> Tensor:
         return x.detach() if plan is None else plan.shard(x, 2)
@@ -312,19 +316,19 @@ class Measured:
 
     # ---- ways: each returns (call of own q, k and v, plan, fields of the rows) ----
 
-    def _ours(self, **how: Any) -> Any:
+    def _ours(self, stack: ExitStack, **how: Any) -> Any:
         plan = self.plan(**how)
         facts = {"owner": plan.partition.name, "route": plan.route}
         facts |= {"imbalance": plan.partition.imbalance, "share": plan.partition.share}
         return partial(sparseflash.attention, mask=plan), plan, facts
 
-    def _heads(self) -> Any:
-        return self._ours(route="heads", owner="contiguous")
+    def _heads(self, stack: ExitStack) -> Any:
+        return self._ours(stack, route="heads", owner="contiguous")
 
-    def _one(self) -> Any:
+    def _one(self, stack: ExitStack) -> Any:
         return partial(sparseflash.attention, mask=self.case.blocks), None, {}
 
-    def _torch(self) -> Any:
+    def _torch(self, stack: ExitStack) -> Any:
         from torch._functorch import config
         from torch.distributed.tensor.experimental._context_parallel import flex_cp_allgather
         from torch.nn.attention.flex_attention import flex_attention
@@ -358,6 +362,29 @@ class Measured:
 
         return call, plan, {"owner": name}
 
+    def _ring(self, stack: ExitStack) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.experimental import context_parallel as shared
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        if not self.case.causal:
+            raise ValueError("torch's ring attention takes causal masks only")
+        if self.device.type == "cpu":
+            raise ValueError("torch's ring attention runs on GPUs")
+        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        plan = self.plan(owner="zigzag", route="keys")
+        whole = torch.zeros(1, 1, self.case.n_q, 1, device=self.device)
+        stack.enter_context(sdpa_kernel(SDPBackend.FLASH_ATTENTION))
+        stack.enter_context(shared(mesh, buffers=[whole], buffer_seq_dims=[2]))
+        group = self.case.heads // self.case.kv_heads
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if group > 1:  # it has no grouped heads
+                k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        return call, plan, {"owner": "zigzag"}
+
 
 def _nothing(*_: Any, **__: Any) -> Any:
     return mock.Mock(wait=lambda: None)
@@ -375,7 +402,7 @@ def tables(frame: Any) -> dict[str, str]:
 
 def _table(by_mask: dict[str, dict[str, Any]]) -> str:
     head = ["mask", "density", "one, ms", "ours, ms", "speed-up", "transfers, %", "MB sent"]
-    head += ["TFLOP/s a GPU", "peak GiB", "plan ms", *(f"/ {name}" for name in PROVIDERS[1:3])]
+    head += ["TFLOP/s a GPU", "peak GiB", "plan ms", *(f"/ {name}" for name in PROVIDERS[1:4])]
     lines = []
     for mask, rows in by_mask.items():
 
@@ -399,7 +426,7 @@ def _table(by_mask: dict[str, dict[str, Any]]) -> str:
             f"`{name}`", short(first.get("density")), *(short(x) if x else "" for x in (one, ours)),
             over(one, ours), exposed, short(total("ours", "mb_sent")), over(flops, ours),
             short((mine.get("peak_mib") or 0.0) / 1024), short(mine.get("plan_ms")),
-            *(over(total(p), ours) for p in PROVIDERS[1:3]),
+            *(over(total(p), ours) for p in PROVIDERS[1:4]),
         ])  # fmt: skip
     kept = [i for i in range(len(head)) if any(line[i] not in ("", "0", MISSING) for line in lines)]
     return markdown([[line[i] for i in kept] for line in [head, *lines]])
