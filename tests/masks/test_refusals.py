@@ -10,6 +10,14 @@ from tests.notes import note
 REFUSED = r"""
 local(-1)  =>  left is -1: give an integer >= 0
 local(2**70)  =>  left is 1180591620717411303424: give an integer <= 
+local(True)  =>  left is True
+log_sparse(restart=4)  =>  restart is 4 and window None: give the window too
+log_sparse(2**40)  =>  window is 1099511627776: give an integer <= 
+local_2d((8, 8), 1, norm='l1')  =>  norm is 'l1'
+fixed(8, 3, 3)  =>  vertices is 3: give at most 2
+neighborhood((8, 8), 3, causal=1)  =>  causal is 1: give True or False
+frame_causal(16, sinks=2)  =>  sinks is 2 and window None: give the window too
+diagonals((1, 2.5))  =>  a number in distances is 2.5
 causal(align='left')  =>  align is 'left': choose one of 'top_left'
 random_blocks()  =>  give one of them
 random_blocks(0.0)  =>  density is 0.0: give a number in \(0, 1\]
