@@ -73,7 +73,10 @@ class Scored:
         """Return the number of an entry of the table, flat."""
         at = torch.zeros((), dtype=torch.int64, device=self.device)
         for i, size in zip(index, self.tables[table].shape, strict=True):
-            at = at * size + self.value(i).to(torch.int64).clamp(0, size - 1)
+            number = self.value(i)
+            if number.is_floating_point():  # which may be infinite; NaN reads the first entry
+                number = number.nan_to_num(0.0).clamp(0, size)
+            at = at * size + number.to(torch.int64).clamp(0, size - 1)
         return at
 
     def _value(self, node: Expression) -> Tensor:

@@ -299,7 +299,7 @@ class _Writer:
         for dim, i in enumerate(index):
             name, size = self(i), f"args[{first + 1 + dim}]"
             if i.kind == REAL:
-                name = f"{name}.to(tl.int32)"
+                name = f"tl.minimum(tl.maximum({name}, 0.0), 2.0e9).to(tl.int32)"  # not infinite
             if bare(i) is None:
                 name = f"tl.minimum(tl.maximum({name}, 0), {size} - 1)"
             if large:

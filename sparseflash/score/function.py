@@ -21,7 +21,7 @@ from masks.predicate.expression import (
     read_tensor,
     walk,
 )  # fmt: skip
-from sparseflash.checks import is_wrapped
+from sparseflash.checks import is_empty, is_wrapped
 from sparseflash.score.rule import SYMBOLS, Kind, load, rule_of, symbols, text_of
 
 Kinds = tuple[tuple[int, torch.dtype, bool, bool], ...]
@@ -248,6 +248,8 @@ def check_fit(
     for name, t in zip(names, tables, strict=True):
         if t.device != q.device:
             raise ValueError(f"{name} is on {t.device}, q on {q.device}; move it there")
+        if not t.numel() and not is_empty(q, k):
+            raise ValueError(f"{name} has shape {tuple(t.shape)}; give at least one entry")
     for table, dim, place in _bare(text):
         have, need = tables[table].shape[dim], sizes[place]
         if have < need:

@@ -118,6 +118,25 @@ def test_an_index_outside_takes_the_nearest_entry(backend):
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
+def test_an_infinite_index_takes_the_nearest_entry(backend):
+    q, k, v = (x.detach().float() for x in small())
+    bias = torch.randn(2, 7, requires_grad=True)
+    rule = sparseflash.score(lambda s, h, q, k, t: s + t[h, np.floor(5.5 / abs(q - k))])
+    plain = sparseflash.score(
+        lambda s, h, q, k, t: (
+            s + t[h, np.where(q == k, 6, np.floor(5.5 / np.maximum(1, abs(q - k))))]
+        )
+    )
+    found, wanted = (
+        torch.autograd.grad(
+            sparseflash.attention(q, k, v, score=x(t=bias), backend=backend).square().sum(), bias
+        )[0]
+        for x in (rule, plain)
+    )
+    assert_near(found, wanted, 1e-6)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tables_keep_their_dtype_and_gradients_are_deterministic(backend):
     q, k, v = small(dtype=torch.bfloat16, heads=4)
@@ -328,6 +347,7 @@ def test_errors_of_a_call():
         ({"score": 3.0}, "score is float"),
         ({"score": capped, "terms": both}, "terms.softcap"),
         ({"score": on_meta}, "bias is on meta"),
+        ({"score": relative(bias=torch.zeros(4, 0))}, r"bias has shape \(4, 0\)"),
         ({"score": capped, "lengths": [30]}, "lengths"),
     ):
         with pytest.raises(ValueError, match=message):
