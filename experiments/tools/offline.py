@@ -227,7 +227,7 @@ def _launch(call: Call) -> None:
 
 def _terms(call: Call, heads: int) -> TermTensors:
     shapes = {"sink": (heads,), "bias": (heads, 255), "slopes": (heads,)}
-    return TermTensors(**{k: torch.zeros(shapes[k]) for k in call.terms if k in shapes})
+    return TermTensors(*(torch.zeros(s) if k in call.terms else None for k, s in shapes.items()))
 
 
 def _launch_decode(call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
