@@ -227,7 +227,8 @@ def _launch(call: Call) -> None:
 
 def _terms(call: Call, heads: int) -> TermTensors:
     shapes = {"sink": (heads,), "bias": (heads, 255), "slopes": (heads,)}
-    return TermTensors(*(torch.zeros(s) if k in call.terms else None for k, s in shapes.items()))
+    given = (torch.zeros(shape) if name in call.terms else None for name, shape in shapes.items())
+    return TermTensors.of([*given])
 
 
 def _launch_decode(call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
