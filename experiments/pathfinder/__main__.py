@@ -1,30 +1,21 @@
-"""Statistics and pictures of Pathfinder images.
+"""Statistics of Pathfinder images, beside those of the release.
 
-python -m experiments.pathfinder 'size=[32,64,128,256]' statistics=true pictures=runs/pathfinder
+python -m experiments.pathfinder 'size=[32,64,128,256]' 'contour=[6,9,14]'
 """
 
 import time
 from dataclasses import dataclass
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 from experiments.common.config import check, option
-from experiments.common.figures import with_palette
-from experiments.common.files import write_whole
 from experiments.common.program import program
 from experiments.common.tables import aligned
-from experiments.pathfinder.generate import Images, ends, make
-from experiments.pathfinder.parameters import LEVELS, Spec, spec
-from experiments.pathfinder.render import DISTRACTORS, LABEL, MARKERS, RESTARTS
+from experiments.pathfinder.generate import Images, make
+from experiments.pathfinder.geometry import LEVELS, Spec, spec
+from experiments.pathfinder.kernels import DISTRACTORS, LABEL, RESTARTS
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-COLOURS = ("tab:orange", "tab:cyan")
 # The statistics: mean and deviation of the grey levels, pixels of an image above 0, distractors
 # placed in it, share of label 1, restarts of the two long snakes; a standard error of two of them.
 DIGITS = {"mean": 2, "std": 2, "non-zero": 0, "distractors": 2, "positive": 3, "restarts": 0}
@@ -59,31 +50,18 @@ class Options:
     distractors: int | None = option(None, "how many are wanted")
     seed: int = option(0, "of the images", least=0)
     examples: int = option(1000, "images", least=1)
-    statistics: bool = option(False, "true: print them beside those of the release")
-    pictures: str | None = option(None, "folder to draw pathfinder-{size}.png in")
 
     def __post_init__(self) -> None:
         check(self)
-        if not (self.pictures or self.statistics):
-            raise ValueError("nothing to do: give statistics=true or pictures=FOLDER")
 
 
 @program("pathfinder", Options, "experiments.pathfinder")
 def main(options: Options, command: str) -> None:
-    """Measure or draw the images of every size and contour."""
-    names = ("strokes", "margins", "distractors")
-    look = {name: getattr(options, name) for name in names}
-    measured: dict[tuple[int, int], dict[str, float]] = {}
-    for each in [spec(size, c, **look) for size in options.size for c in options.contour]:
-        if options.pictures is not None:
-            level = "" if len(options.contour) == 1 else f"-{each.contour}"
-            path = Path(options.pictures) / f"pathfinder-{each.size}{level}.png"
-            sheet(path, each, options.seed)
-            print(path)
-        if options.statistics:
-            measured[each.size, each.contour] = _timed(each, options.seed, options.examples)
-    if measured:
-        print(table(measured))
+    """Measure the images of every size and contour."""
+    look = {name: getattr(options, name) for name in ("strokes", "margins", "distractors")}
+    specs = [spec(size, c, **look) for size in options.size for c in options.contour]
+    pairs = {(s.size, s.contour): _timed(s, options.seed, options.examples) for s in specs}
+    print(table(pairs))
 
 
 def _timed(each: Spec, seed: int, n: int) -> dict[str, float]:
@@ -131,38 +109,6 @@ def _text(row: dict[str, float], name: str, digits: int) -> str:
         return ""
     error = row.get(f"{name} error")
     return f"{row[name]:.{digits}f}" + ("" if error is None else f"±{error:.{digits}f}")
-
-
-def sheet(path: Path, spec: Spec, seed: int, columns: int = 4) -> None:
-    """Write a picture of the first `columns` images of a seed for each label, plain and traced."""
-    images = make(spec, seed, 0, 16 * columns)
-    figure, axes = plt.subplots(4, columns, figsize=(2.2 * columns, 9.2), layout="constrained")
-    for label in (0, 1):
-        chosen = np.flatnonzero(images.info[:, LABEL] == label)[:columns]
-        for column, image in enumerate(chosen):
-            for row in (2 * label, 2 * label + 1):
-                axis = axes[row, column]
-                grey = {"cmap": "gray", "vmin": 0, "vmax": 255, "interpolation": "nearest"}
-                axis.imshow(images.pixels[image], **grey)
-                axis.set(xticks=[], yticks=[])
-                if column == 0:
-                    axis.set_ylabel(f"label {label}" + (", traced" if row % 2 else ""))
-            _trace(axes[2 * label + 1, column], images, int(image), spec)
-    figure.suptitle(f"Pathfinder-{spec.size}, contour {spec.contour}, seed {seed}")
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=110)
-    plt.close(figure)
-    write_whole(path, lambda file: file.write(with_palette(drawn, 48).getvalue()), "out")
-
-
-def _trace(axis, images: Images, image: int, spec: Spec) -> None:
-    placed = images.placed[image, : images.counts[image]]
-    both = ends(images, spec)[image, : images.counts[image]]
-    for snake, colour in enumerate(COLOURS):
-        for start, end in both[placed[:, 0] == snake]:
-            axis.plot([start[1], end[1]], [start[0], end[0]], color=colour, linewidth=1.5)
-    markers = images.info[image, MARKERS : MARKERS + 4].reshape(2, 2)
-    axis.plot(markers[:, 1], markers[:, 0], "o", color="red", fillstyle="none", markersize=9)
 
 
 if __name__ == "__main__":

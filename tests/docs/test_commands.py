@@ -16,7 +16,7 @@ from tests.experiments.conftest import configs_are_read_once  # noqa: F401
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMES = {"lm.report": "lm_report", "pathfinder.studies.masks": "path_masks"}
+NAMES = {"lm.report": "lm_report", "pathfinder.studies": "path_masks"}
 GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
 
 

@@ -29,8 +29,8 @@ speed grid=all
 speed grid=published
 plot rows=none.jsonl
 plot rows=.
-pathfinder.__main__ statistics=true size=33
-pathfinder.__main__ statistics=true examples=0
+pathfinder.__main__ size=33
+pathfinder.__main__ examples=0
 lm.__main__ data=none
 """.strip().split("\n")
 

@@ -17,9 +17,8 @@ from PIL import Image
 from experiments.common.files import digest, read_array, read_lines, reading
 from experiments.lra.tasks import task
 from experiments.pathfinder.generate import VERSION as IMAGES
-from experiments.pathfinder.generate import on_disk
-from experiments.pathfinder.parameters import LEVELS, spec
-from experiments.pathfinder.store import filled
+from experiments.pathfinder.generate import filled, on_disk
+from experiments.pathfinder.geometry import LEVELS, spec
 
 VERSION = 3  # of the cache of the release
 SIZES = (160_000, 20_000, 20_000)  # of a level
@@ -57,9 +56,9 @@ def load(
         generate: make `examples` (train, val, test) images instead of reading the release. An image
             depends only on the seed, its split and its number.
         difficulty: contour length 6, 9 or 14, the release's easy, intermediate and hard levels.
-        strokes: generate with the strokes and marks of another size (`parameters.spec`). Images
+        strokes: generate with the strokes and marks of another size (`geometry.spec`). Images
             take those of a list in turn.
-        margins, distractors: generate with other gaps and another number (`parameters.spec`).
+        margins, distractors: generate with other gaps and another number (`geometry.spec`).
         order: of the pixels, see `pixel_order`.
         pad_black: pixels of value 0 are padding, as in google's code and the Nystromformer port.
         limit: the first images of each split only; others are neither read nor made.

@@ -11,7 +11,7 @@ from experiments.lra.tasks import pathfinder
 from experiments.lra.tasks.pathfinder import STREAM, load, read_metadata
 from experiments.lra.tasks.task import pixel_order
 from experiments.pathfinder.generate import make
-from experiments.pathfinder.parameters import spec
+from experiments.pathfinder.geometry import spec
 
 N = 40
 LINE = "imgs/0 sample_0.png 0 1 1.0 14 4 2 0.5 1 1\n"

@@ -3,13 +3,17 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from experiments import evaluate
 from experiments.common.rows import read
-from experiments.pathfinder.studies import probe
+from experiments.lra.settings import Settings
+from experiments.lra.tasks.task import SPLITS, Split, Task
+from experiments.lra.weights import load_model
 from experiments.training import state as checkpoint
+from experiments.training.run_file import read_settings
 from tests.experiments.lra.training.cases import Trained
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -52,8 +56,10 @@ def test_published_weights(capsys, tmp_path):
     assert "(generated v2), sparse attention" in told and "± 0.00 % (1 examples)" in told
     sizes = sorted(path.stat().st_size for path in tmp_path.glob("*[!s].npy"))
     assert sizes[-1] < 3 * 256 * 256
-    settings, _, step = probe.trained(ROOT / "docs/results/lra/path_256", torch.device("cpu"))
-    assert settings.task["name"] == "pathfinder256" and step > 0
+    folder, blank = ROOT / "docs/results/lra/path_256", np.zeros((1, 256 * 256), np.uint8)
+    splits = dict.fromkeys(SPLITS, Split(blank, np.zeros(1, np.int64)))
+    task = Task("pathfinder256", "generated", 2, 256, splits, (256, 256))
+    assert load_model(folder, read_settings(folder, Settings), task)[1] > 0
 
 
 def shorten(folder: Path) -> None:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from experiments.common.rows import frame
 from experiments.lra.runs import read_runs, write_archive
-from experiments.pathfinder.studies.masks import points, summary, table
+from experiments.pathfinder.generate import VERSION
+from experiments.pathfinder.studies import points, summary, table, tables
 from tests.experiments.lra.made_runs import write_run
 
 SETTINGS = {"label": "masks", "model": {"layers": 4}}
@@ -71,7 +73,7 @@ def test_a_start_is_that_of_the_same_order_and_an_archive_gives_the_same(tmp_pat
     assert "| 60.5 ± 0.7 | -2.0 | 2 |" in made
     write_archive(runs, tmp_path / "b.jsonl.gz")
     words = [f"runs={tmp_path}/b.jsonl.gz", f"out={tmp_path}/out"]
-    status, out, _ = run_program("pathfinder.studies.masks", *words)
+    status, out, _ = run_program("pathfinder.studies", *words)
     assert status == 0 and made in out and (tmp_path / "out" / "path-masks.png").exists()
 
 
@@ -81,3 +83,14 @@ def test_other_runs_are_left_out_and_other_families_refused(tmp_path):
         points(read_runs(str(tmp_path / "a")))
     with pytest.raises(ValueError, match=r"task\.order=row and mask=strided:8, no family"):
         points(runs_of(tmp_path / "b", ("row", "strided:8", 0.5)))
+
+
+def test_shortcuts_have_wilsons_intervals_and_the_newest_rows_of_the_images_made_now():
+    """The half width is that of the 95 % interval around its own middle."""
+    found = ((2, 900, VERSION), (2, 50, VERSION), (3, 100, VERSION), (2, 10, VERSION - 1))
+    about = {"size": 32, "contour": 6, "tested": 100}
+    rows = [about | {"paddles": k, "right": n, "images_version": v} for k, n, v in found]
+    assert tables(frame(rows))["shortcuts"].splitlines()[::2] == [
+        "| size | contour | and 2 paddles at each | and 3 paddles at each |",
+        "| 32 | 6 | 50.0 ± 9.6 | 100.0 ± 1.8 |",
+    ]

@@ -3,14 +3,14 @@
 Every run starts from a model that has learned the task.
 
     python -m experiments.sweep sweep=path_masks at_once=4
-    python -m experiments.pathfinder.studies.masks
-    python -m experiments.pathfinder.studies.masks runs=docs/results/lra/path_masks.jsonl.gz
-    python -m experiments.pathfinder.studies.masks label=path_x_masks runs=runs/train
+    python -m experiments.pathfinder.studies
+    python -m experiments.pathfinder.studies runs=docs/results/lra/path_masks.jsonl.gz
+    python -m experiments.pathfinder.studies label=path_x_masks runs=runs/train
 
 A mask reaches all pairs at the depth at which every token has seen every other one, through as many
 layers. In a model of fewer layers, tokens farther apart meet in the mean that the head sees only.
 Runs are folders of experiments.train with a label, and those that they start from, or an archive of
-them.
+them. `tables` also has the table of published shortcuts, of probes that see only the marks.
 """
 
 import math
@@ -34,6 +34,7 @@ from experiments.lra.cells import Cell, make_cells
 from experiments.lra.curves import pattern_names
 from experiments.lra.published import LABELS, STYLES
 from experiments.lra.runs import Run, read_runs, unpacked
+from experiments.pathfinder.generate import VERSION
 
 SWEEPS = {"masks": "path_masks", "path_x_masks": "path_x_masks"}  # label of the runs: sweep
 GLOBAL = " + global tokens"
@@ -113,10 +114,36 @@ def _point(cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def tables(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the table of an archive of runs, `masks`, as Markdown."""
+    """Return the table of an archive of runs, `masks`, or of rows of probes, `shortcuts`."""
+    if "right" in frame:
+        return {"shortcuts": _shortcuts(frame)}
     runs = [unpacked(row) for row in frame.to_dict("records")]
     labels = {run.settings.get("label") for run in runs}
     return {"masks": table(points(runs, next(label for label in SWEEPS if label in labels)))}
+
+
+def _shortcuts(rows: Any) -> str:
+    """Return accuracies of probes on the images of now, in percent with 95 % intervals (Wilson's).
+
+    A row counts the right answers of a probe that sees so many paddles at each of the two marks.
+    """
+    found = {
+        (r.size, r.contour, r.paddles): r for r in rows.itertuples() if r.images_version == VERSION
+    }
+    counts = sorted({key[2] for key in found})
+    heads = ["the marks", *(f"and {k} paddle{'s' * (k > 1)} at each" for k in counts if k)]
+    lines = [["size", "contour", *heads[-len(counts) :]]]
+    for key in sorted({key[:2] for key in found}):
+        line = [*map(str, key)]
+        for k in counts:
+            row, text = found.get((*key, k)), MISSING
+            if row is not None:
+                n, share, z2 = row.tested, row.right / row.tested, 1.96**2
+                half = 1.96 * (share * (1 - share) / n + z2 / (4 * n * n)) ** 0.5 / (1 + z2 / n)
+                text = f"{100 * share:.1f} ± {100 * half:.1f}"
+            line.append(text)
+        lines.append(line)
+    return markdown(lines, left=())
 
 
 def table(found: Any) -> str:
@@ -219,7 +246,7 @@ class Options:
         check(self)
 
 
-@program("path_masks", Options, "experiments.pathfinder.studies.masks")
+@program("path_masks", Options, "experiments.pathfinder.studies")
 def main(options: Options, command: str) -> None:
     found = points(read_runs(options.runs), options.label)
     with style():

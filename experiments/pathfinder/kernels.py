@@ -1,8 +1,11 @@
-"""Places the snakes of one image: two long ones side by side, then the short distractors.
+"""The compiled kernel that makes images: random numbers, growth of the snakes, drawing.
 
-The occupancy `mask` of an image holds the masks of all paddles, except the newest of a growing
-snake, which would collide with the next at the joint. A frame of `half` pixels saves the bounds
-checks. Paddles may extend into the frame.
+The random numbers are Philox4x32-10 (Salmon et al., SC 2011), which depend only on (seed, index).
+
+Growth places the snakes of one image: two long ones side by side, then the short distractors. The
+occupancy `mask` of an image holds the masks of all paddles, except the newest of a growing snake,
+which would collide with the next at the joint. A frame of `half` pixels saves the bounds checks.
+Paddles may extend into the frame.
 """
 
 from typing import NamedTuple
@@ -11,11 +14,82 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from experiments.pathfinder.parameters import COLLISION, DEAD_END, DRAWS, SNAKE_DRAWS, TAKEN
-from experiments.pathfinder.philox import below, uniform
-from experiments.pathfinder.tables import Tables
+from experiments.pathfinder.geometry import (
+    COLLISION,
+    DEAD_END,
+    DRAWS,
+    SNAKE_DRAWS,
+    TAKEN,
+    Tables,
+)
 
+KEY, COUNTER, OUTPUT, USED = 0, 2, 6, 10  # places in the state, an array of uint64
+STATE = 11
+LOW = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 RANDOM_TAILS = 100  # tried before all free ones are counted
+# columns of `info`
+LABEL, MARGIN, RESTARTS, DISTRACTORS, ORIGIN, MARKERS, INFO = 0, 1, 2, 3, 4, 5, 9
+
+
+# ---- random numbers
+
+
+@njit(cache=True, nogil=True)
+def start(state, seed, index, kind):
+    """Set the state to the beginning of the stream of image `index`.
+
+    kind: below 2**32, different for each size and level.
+    """
+    state[:] = 0
+    state[KEY] = np.uint64(seed) & LOW
+    state[KEY + 1] = np.uint64(seed) >> HALF
+    state[COUNTER + 1] = np.uint64(kind)
+    state[COUNTER + 2] = np.uint64(index) & LOW
+    state[COUNTER + 3] = np.uint64(index) >> HALF
+    state[USED] = 4
+
+
+@njit(cache=True, nogil=True)
+def refill(state):
+    """Draws four new words of 32 bits and advances the counter."""
+    k0, k1 = state[KEY], state[KEY + 1]
+    c0, c1, c2, c3 = state[COUNTER], state[COUNTER + 1], state[COUNTER + 2], state[COUNTER + 3]
+    for _ in range(10):
+        a = MULTIPLIERS[0] * c0
+        b = MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (b >> HALF) ^ c1 ^ k0, b & LOW, (a >> HALF) ^ c3 ^ k1, a & LOW
+        k0 = (k0 + WEYL[0]) & LOW
+        k1 = (k1 + WEYL[1]) & LOW
+    state[OUTPUT], state[OUTPUT + 1], state[OUTPUT + 2], state[OUTPUT + 3] = c0, c1, c2, c3
+    state[COUNTER] += np.uint64(1)  # no image draws 2**34 numbers
+    state[USED] = 0
+
+
+@njit(cache=True, nogil=True)
+def word(state):
+    if state[USED] == np.uint64(4):
+        refill(state)
+    value = state[OUTPUT + np.int64(state[USED])]
+    state[USED] += np.uint64(1)
+    return value
+
+
+@njit(cache=True, nogil=True)
+def uniform(state):
+    """Return a float in [0, 1)."""
+    return float(word(state)) * 2.0**-32
+
+
+@njit(cache=True, nogil=True)
+def below(state, n):
+    """Return an integer in [0, n), for n < 2**32."""
+    return np.int64((word(state) * np.uint64(n)) >> HALF)
+
+
+# ---- growth
 
 
 class Board(NamedTuple):
@@ -274,3 +348,124 @@ def _undo(t, board):
 @njit(cache=True, nogil=True)
 def _keep(board):
     board.pasted[-1, 0] = 0
+
+
+# ---- drawing, and many images
+
+
+@njit(cache=True, nogil=True)
+def make_images(
+    t, which, margins, seed, first, frame, contour, distractor, wanted, contrast,
+    images, info, placed, counts,
+):  # fmt: skip
+    """Make those of the images first, first + 1, ... of a seed that draw margin number `which`.
+
+    Args:
+        t: the Tables of that margin.
+        frame: pixels at the border that the first seed leaves free.
+        contour, distractor, wanted: paddles of a long snake and of a distractor, how many of these.
+        contrast: of the two long snakes; distractors have 1.
+        images: (n, N, N), out.
+        info: (n, INFO), out: label, which margin, restarts, distractors placed, the snake that the
+            first marker is on, then row and column of both markers.
+        placed, counts: (n, paddles, 4) and (n,), out: see Paddles.
+    """
+    size = images.shape[1]
+    board = _board(t, placed.shape[1])
+    canvas = np.empty((size, size), np.float32)
+    state = np.empty(STATE, np.uint64)
+    for n in range(len(images)):
+        start(state, seed, first + n, size * 256 + contour)
+        label, margin, origin = below(state, 2), below(state, margins), below(state, 2)
+        if margin != which:
+            continue
+        for i in range(len(t.border)):  # a slice would make numba compile its error messages
+            board.mask[i] = t.border[i]
+        board.pasted[-1, 0] = 0
+        paddles = Paddles(placed[n], counts[n : n + 1])
+        paddles.count[0] = 0
+        restarts, distractors = grow_image(
+            t, board, paddles, state, size, frame, contour, distractor, wanted
+        )
+        other = origin if label == 1 else 1 - origin
+        # The seeds come first, then the snakes' paddles in turn.
+        tail, head = paddles.placed[origin], paddles.placed[2 * (contour - 1) + other]
+        row = info[n]
+        row[0], row[1], row[2], row[3], row[4] = label, margin, restarts, distractors, origin
+        row[5], row[6], row[7], row[8] = tail[2], tail[3], head[2], head[3]
+        _paint(canvas, t, placed[n, : counts[n]], row, contrast, images[n])
+
+
+@njit(cache=True, nogil=True)
+def _board(t, most):
+    return Board(
+        np.empty(len(t.border), np.float64),
+        np.zeros((most + 1, 2), np.int64),
+        np.empty((most, (2 * t.half + 1) ** 2), np.float64),
+        np.empty(len(t.ring), np.float64),
+    )
+
+
+@njit(cache=True, nogil=True)
+def _paint(canvas, t, placed, row, contrast, image):
+    """Paint an image from its paddles and its row of `info`.
+
+    The brightest pixel of its paddles is as bright as the inside of a marker. The edge of a marker
+    is brighter.
+    """
+    _draw(canvas, t, placed, contrast)
+    scale = np.float32(1) / _most(canvas)
+    for i in range(len(canvas)):
+        for j in range(len(canvas)):
+            canvas[i, j] *= scale
+    for i in range(2):
+        _mark(canvas, t, row[5 + 2 * i], row[6 + 2 * i])
+    _to_grey(canvas, image)
+
+
+@njit(cache=True, nogil=True)
+def _draw(canvas, t, placed, contrast):
+    canvas[:] = 0
+    size, half = canvas.shape[0], t.half
+    for snake, direction, y, x in placed:
+        patch, times = t.stroke[direction], np.float32(1 if snake > 1 else contrast)
+        for i in range(max(y - half, 0), min(y + half + 1, size)):
+            for j in range(max(x - half, 0), min(x + half + 1, size)):
+                canvas[i, j] = max(canvas[i, j], patch[i - y + half, j - x + half] * times)
+
+
+@njit(cache=True, nogil=True)
+def _most(canvas):
+    most = np.float32(0)
+    for row in canvas:
+        for value in row:
+            most = max(most, value)
+    return most
+
+
+@njit(cache=True, nogil=True)
+def _place(centre, reach, size):
+    """Where a marker's window begins, and the marker's place in it."""
+    begin = min(max(centre - reach, 0), size - 2 * reach - 1)
+    return begin, centre - begin
+
+
+@njit(cache=True, nogil=True)
+def _mark(canvas, t, y, x):
+    size, width = canvas.shape[0], 2 * t.reach + 1
+    top, row = _place(y, t.reach, size)
+    left, column = _place(x, t.reach, size)
+    disk = t.marker[row, column]
+    for i in range(width):
+        for j in range(width):
+            canvas[top + i, left + j] = max(canvas[top + i, left + j], disk[i, j])
+
+
+@njit(cache=True, nogil=True)
+def _to_grey(canvas, image):
+    """Scaled to 0..255 and truncated; the background is 0 always."""
+    size = canvas.shape[0]
+    scale = 255.0 / _most(canvas)
+    for i in range(size):
+        for j in range(size):
+            image[i, j] = np.uint8(min(np.float64(canvas[i, j]) * scale, 255.0))
