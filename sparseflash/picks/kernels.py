@@ -13,14 +13,8 @@ from sparseflash.kernels.common.launch import launch
 from sparseflash.kernels.common.shapes import padded_dim, padded_dim_v, scale_log2
 from sparseflash.kernels.portable.configs import power_of_two_divisor
 from sparseflash.kernels.portable.tma import descriptors
-from sparseflash.picks.gathered import (
-    gathered_backward_q,
-    gathered_forward,
-    merge_picks,
-    picks_add_parts,
-    picks_backward_kv,
-)
-from sparseflash.picks.joined import join_picks, picks_backward_q, picks_forward
+from sparseflash.picks.column_kernels import picks_add_parts, picks_backward_kv
+from sparseflash.picks.row_kernels import join_picks, merge_picks, picks_backward_q, picks_forward
 
 _PART = 2  # a part of an inverse list holds at most so many times the mean list ..
 _SHORTEST = 64  # .. or so many queries
@@ -127,66 +121,60 @@ def _strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(stride for t in tensors for stride in t.stride()[:3])
 
 
-def _gathered(
-    kernel: Any, given: Sequence[Tensor], out: Tensor, lse: Tensor | None, inverted: Inverse,
-    blocks: Tensor, shape: _Shape, scale: float, constants: dict[str, Any],
+def _rows(
+    kernel: Any, given: Sequence[Tensor], out: Tensor, lse: Tensor | None, blocks: Tensor,
+    inverted: Inverse | None, shape: _Shape, scale: float, constants: dict[str, Any],
 ) -> None:  # fmt: skip
-    """out and lse, or dq where lse is None: `kernel` by the inverse lists, and the parts of each
-    query's picks merged. given: the first tensors of the kernel.
+    """out and lse, or dq where lse is None: `kernel` by the inverse lists, if they are given, and
+    the parts of each query's picks merged; else by the joined lists of queries that follow each
+    other. given: the tensors of the kernel before its results.
     """
+    q, k, v, *others = given
     batch, heads, n_q, n_picks = blocks.shape
-    n_k, dim, tokens = given[1].shape[2], out.shape[3], shape.together // shape.rows
-    count = -(-n_k // constants["BLOCK"])
-    first_part, owner = inverted.parts(tokens)
+    n_k, block = k.shape[2], constants["BLOCK"]
+    strides, scaled = _strides(q, k, v, *others[:1], out), scale_log2(scale)
+    numbers = n_q, n_k, heads
+    same = {"N_PICKS": n_picks} | {name: constants[name] for name in ("BLOCK", "CAUSAL")}
+    constants = constants | same
+    if inverted is None:
+        room = 1 << (n_picks - 1).bit_length()
+        queries = max(1, min(shape.queries, _MOST_JOINED // room))
+        grid = -(-n_q // queries), batch * heads
+        which, who = blocks.new_empty(2, grid[1], grid[0] * queries * n_picks)
+        lists = which, who, blocks.new_empty(grid[1], grid[0])
+        launch(join_picks, grid, blocks, *lists, n_q, n_k, PICKS=room, QUERIES=queries, **same)
+        whole = n_k % block == 0  # the tiles of a block may lie beyond n_k
+        widths = constants["BLOCK_D"], constants["BLOCK_DV"]
+        maps = descriptors((k, v), shape.block_n, widths) if whole else (None, None)
+        results = (out,) if lse is None else (out, lse)
+        # else those of the compiler: three on NVIDIA GPUs, two on AMD's, which have less memory
+        stages = {"num_stages": 2} if lse is None or shape.block_n <= 32 else {}
+        launch(
+            kernel, grid, q, k, v, *maps, *others, *results, lists, *strides, scaled, *numbers,
+            0, 0, 0, QUERIES=queries, ROWS=max(shape.rows, _FULL // queries), GATHERED=False,
+            WHOLE=whole, TMA=maps[0] is not None, **constants, **stages,
+        )  # fmt: skip
+        return
+    dim, tokens, count = out.shape[3], shape.together // shape.rows, -(-n_k // block)
+    lists = *inverted, *inverted.parts(tokens)
     each = n_q * n_picks * shape.group  # rows of the parts of a list
     step = min(batch * heads, max(1, _LIMIT // (4 * each * dim)))
     part = torch.empty(step * each, dim, dtype=torch.float32, device=out.device)
     part_lse = None if lse is None else part.new_empty(step * each)
-    parts = (part,) if part_lse is None else (part, part_lse)
-    strides = _strides(*given[: 3 if lse is not None else 4])
-    numbers = n_q, n_k, heads
-    same = {name: constants[name] for name in ("GROUP", "BLOCK", "CAUSAL")}
+    results = (part,) if part_lse is None else (part, part_lse)
     for first in range(0, batch * heads, step):
-        lists = min(step, batch * heads - first)
+        number = min(step, batch * heads - first)
         launch(
-            kernel, (lists * count + lists * n_q * n_picks // tokens,),
-            *given, *parts, inverted.places, inverted.ptr, first_part, owner, *strides,
-            scale_log2(scale), *numbers, count, first, first + lists,
-            N_PICKS=n_picks, TOKENS=tokens, ROWS=shape.rows, num_stages=2, **constants,
+            kernel, (number * count + number * n_q * n_picks // tokens,),
+            q, k, v, None, None, *others, *results, lists, *strides, scaled, *numbers,
+            count, first, first + number, QUERIES=tokens, ROWS=shape.rows, GATHERED=True,
+            WHOLE=False, TMA=False, num_stages=2, **constants,
         )  # fmt: skip
         launch(
-            merge_picks, (-(-n_q * shape.group // _MERGED), lists),
+            merge_picks, (-(-n_q * shape.group // _MERGED), number),
             part, part_lse, blocks, out, lse, *_strides(out), *numbers, first,
-            N_PICKS=n_picks, HEAD_DIM=dim, BLOCK_D=padded_dim(dim), ROWS=_MERGED, **same,
+            GROUP=shape.group, HEAD_DIM=dim, BLOCK_D=padded_dim(dim), ROWS=_MERGED, **same,
         )  # fmt: skip
-
-
-def _joined(
-    kernel: Any, given: Sequence[Tensor], strides: Sequence[int], blocks: Tensor, shape: _Shape,
-    scale: float, constants: dict[str, Any], **options: Any,
-) -> None:  # fmt: skip
-    """Launch `kernel` by the joined lists of queries that follow each other. given: its tensors."""
-    q, k, v, *others = given
-    batch, heads, n_q, n_picks = blocks.shape
-    room = 1 << (n_picks - 1).bit_length()
-    queries = max(1, min(shape.queries, _MOST_JOINED // room))
-    n_k, tiles = k.shape[2], -(-n_q // queries)
-    grid = tiles, batch * heads
-    which, who = blocks.new_empty(2, batch * heads, tiles * queries * n_picks)
-    count = blocks.new_empty(batch * heads, tiles)
-    same = {"N_PICKS": n_picks, "QUERIES": queries}
-    launch(
-        join_picks, grid, blocks, which, who, count, n_q, n_k,
-        PICKS=room, BLOCK=constants["BLOCK"], CAUSAL=constants["CAUSAL"], **same,
-    )  # fmt: skip
-    whole = n_k % constants["BLOCK"] == 0  # the tiles of a block may lie beyond n_k
-    widths = constants["BLOCK_D"], constants["BLOCK_DV"]
-    k_desc, v_desc = descriptors((k, v), shape.block_n, widths) if whole else (None, None)
-    launch(
-        kernel, grid, q, k, v, k_desc, v_desc, *others, which, who, count, *strides,
-        scale_log2(scale), n_q, n_k, heads, ROWS=max(shape.rows, _FULL // queries),
-        WHOLE=whole, TMA=k_desc is not None, **same, **constants, **options,
-    )  # fmt: skip
 
 
 def inverse_sizes(
@@ -210,19 +198,12 @@ def picked_forward(
     constants = _constants(q, v, shape, block, causal)
     out = empty_out(q, v)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    inverted = None
     with on(q.device):
         if shape.gathers:
             inverted = inverse(blocks, block, k.shape[2], causal=causal)
-            _gathered(
-                gathered_forward, (q, k, v), out, lse, inverted, blocks, shape, scale,
-                constants,
-            )  # fmt: skip
-            return out, lse, *inverted
-        given, strides = (q, k, v, out, lse), _strides(q, k, v, out)
-        # else those of the compiler: three on NVIDIA GPUs, two on AMD's, which have less memory
-        stages = {} if shape.block_n > 32 else {"num_stages": 2}
-        _joined(picks_forward, given, strides, blocks, shape, scale, constants, **stages)
-    return out, lse, blocks.new_empty(0), blocks.new_empty(0)
+        _rows(picks_forward, (q, k, v), out, lse, blocks, inverted, shape, scale, constants)
+    return out, lse, *(inverted or (blocks.new_empty(0), blocks.new_empty(0)))
 
 
 def picked_backward(
@@ -244,17 +225,8 @@ def picked_backward(
     given = q, k, v, dout, lse, delta
     numbers = scale_log2(scale), n_q, n_k, heads
     with on(q.device):
-        if shape.gathers:
-            _gathered(
-                gathered_backward_q, given, dq, None, inverted, blocks, shape, scale,
-                constants,
-            )  # fmt: skip
-        else:
-            strides = _strides(q, k, v, dout, dq)
-            _joined(
-                picks_backward_q, (*given, dq), strides, blocks, shape, scale, constants,
-                num_stages=2,
-            )  # fmt: skip
+        gathered = inverted if shape.gathers else None
+        _rows(picks_backward_q, given, dq, None, blocks, gathered, shape, scale, constants)
         length = max(_SHORTEST, -(-_PART * n_q * n_picks // count))
         first_part, owner = inverted.parts(length)
         part_k, part_v = (

@@ -96,12 +96,13 @@ on_clear(_launches.clear)
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """kernel[grid](*args, **options), which is repeated where all but the addresses of the tensors
-    is as in an earlier call. Tensors are positional arguments, the first of them is not None. Those
-    under descriptors are arguments themselves, too.
+    is as in an earlier call. Tensors are positional arguments or in tuples that are, the first of
+    them is not None. Those under descriptors are arguments themselves, too.
 
     The first call is an ordinary one: shapes that never come again are not worth more.
     """
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    parts = (part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,)))
+    tensors = [part for part in parts if isinstance(part, Tensor)]
     known = [_known(arg) for arg in args]
     key = kernel, grid, tensors[0].get_device(), *known, *options.items()
     found = _launches.get(key)
@@ -120,6 +121,8 @@ def _known(arg: Any) -> Hashable:
     """All of an argument but its address."""
     if isinstance(arg, Tensor):
         return arg.dtype
+    if isinstance(arg, tuple):
+        return (*map(_known, arg),)
     if hasattr(arg, "block_shape"):  # a descriptor
         return arg.base.dtype, *arg.shape, *arg.strides, *arg.block_shape
     return arg

@@ -31,8 +31,6 @@ KERNELS = {
         "picks_backward_q",
         "picks_backward_kv",
         "picks_add_parts",
-        "gathered_forward",
-        "gathered_backward_q",
         "merge_picks",
     },
 }

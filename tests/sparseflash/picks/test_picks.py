@@ -258,7 +258,7 @@ def test_picks_that_do_not_fit():
             selector.picks(q, k)
 
 
-kernels = pytest.importorskip("sparseflash.picks.joined")
+kernels = pytest.importorskip("sparseflash.picks.row_kernels")
 
 
 @pytest.mark.parametrize("causal", [True, False])
