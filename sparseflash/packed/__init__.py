@@ -5,9 +5,7 @@ waits for the device. Other values in tensors of the same shapes compile nothing
 graph follows them. See docs/guide/packed.md.
 """
 
-from sparseflash.packed.diffusion import block_diffusion
-from sparseflash.packed.documents import documents
-from sparseflash.packed.offsets import pad
-from sparseflash.packed.trees import prefix_tree
+from sparseflash.packed.sequences import block_diffusion, documents, prefix_tree
+from sparseflash.packed.spans import pad
 
 __all__ = ["block_diffusion", "documents", "pad", "prefix_tree"]

@@ -1,6 +1,6 @@
 """Triton kernels that turn the spans of tokens into block codes and bit tiles.
 
-Spans are those of packed/span_kernels.py. The blocks of `own` tokens are lines; along a line the
+Spans are those of packed/kernels.py. The blocks of `own` tokens are lines; along a line the
 entries are the blocks of the other side. Lines are rows of a mask, or columns (COLUMNS), where
 equal partial blocks that follow one another share a tile.
 """

@@ -1,15 +1,168 @@
-"""Launches of the Triton kernels that make the masks of packed sequences.
+"""Triton kernels that make the masks of packed sequences, with their launches.
 
-Each has a counterpart of its name in plain torch, in spans.py and blocks.py.
+Each launch has a counterpart of its name in plain torch, in spans.py and blocks.py. A span of a
+token goes from a first token of the other side up to an end. Spans are int32 (spans, 2, batch *
+tokens): firsts and ends, and those of one token are apart from each other.
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
-from sparseflash.packed import span_kernels as kernels
 from sparseflash.packed.block_kernels import classify_blocks, fill_tiles, number_blocks
+
+
+@triton.jit
+def last_begin(Begins, token, count, FACTOR: tl.constexpr, STEPS: tl.constexpr):
+    """Which of `count` ascending FACTOR * Begins is the last one up to the token; -1: none.
+
+    Begins: a pointer for every token. STEPS: the bits of count.
+    """
+    low = tl.zeros_like(token)  # as many are up to the token, or more
+    high = low + count  # no more are
+    for _ in tl.static_range(STEPS):
+        middle = (low + high) // 2
+        ahead = low < high
+        begin = tl.load(Begins + middle, mask=ahead, other=0).to(tl.int64) * FACTOR
+        low = tl.where(ahead & (begin <= token), middle + 1, low)
+        high = tl.where(ahead & (begin > token), middle, high)
+    return low - 1
+
+
+@triton.jit
+def stretch(Offsets, b, token, documents, FACTOR: tl.constexpr, STEPS: tl.constexpr):
+    """Find number, start and end of the document of a token; no tokens where it has none."""
+    offsets = Offsets + b * (documents + 1)
+    number = last_begin(offsets, token, documents + 1, FACTOR, STEPS)
+    inside = number < documents
+    number = tl.minimum(tl.maximum(number, 0), documents - 1)
+    start = tl.load(offsets + number).to(tl.int64) * FACTOR
+    stop = tl.load(offsets + number + 1).to(tl.int64) * FACTOR
+    return number, start, tl.where(inside, stop, start)
+
+
+@triton.jit
+def within(first, stop, n):
+    """Return a span cut to 0..n."""
+    first = tl.minimum(tl.maximum(first, 0), n)
+    stop = tl.minimum(tl.maximum(stop, 0), n)
+    return first, tl.maximum(first, stop)
+
+
+@triton.jit
+def joined(before, end, first, stop):
+    """Two spans apart from each other: what they share or where they touch, the later has all."""
+    empty = first == stop
+    join = (before < end) & (empty | (end >= first))
+    stop = tl.where(join, tl.where(empty, end, tl.maximum(end, stop)), stop)
+    return before, tl.where(join, before, end), tl.where(join, before, first), stop
+
+
+@triton.jit
+def store_span(Spans, number, place, total, first, stop, there):
+    to = Spans + 2 * number * total.to(tl.int64) + place
+    tl.store(to, first.to(tl.int32), mask=there)
+    tl.store(to + total, stop.to(tl.int32), mask=there)
+
+
+@triton.jit(do_not_specialize=("total", "n", "n_k", "documents", "left", "right", "length"))
+def _document_spans(
+    Offsets, OffsetsK, Lengths, Spans, total, n, n_k, documents, left, right, length, lengths_b,
+    OWN: tl.constexpr, SHARED: tl.constexpr, PREFIX: tl.constexpr, STEPS: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Write the spans of packed.documents. OWN: whether the keys have the offsets of the queries.
+
+    PREFIX: of the first `length` tokens of a document, or of those that `Lengths` says ("each"), or
+    of none ("").
+    """
+    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)  # [SIZE]
+    there = place < total
+    own = tl.minimum(place, total - 1)
+    b, token = own // n, own % n
+    number, start, stop = stretch(Offsets, b, token, documents, 1, STEPS)
+    keys = OffsetsK + b * (documents + 1)
+    others = (number > 0) & (start < stop)
+    last_root = token + 1
+    if not OWN:  # the last query of a document has the position of its last key
+        last_root = tl.zeros_like(token) + n_k
+        last = tl.load(keys + number + 1).to(tl.int64)
+        token += last - stop
+        first_key = tl.load(keys + number).to(tl.int64)
+        stop = tl.where(start < stop, last, first_key)
+        start = first_key
+    first, end = within(tl.maximum(start, token - left), tl.minimum(stop, token + right + 1), n_k)
+    if PREFIX != "":
+        early = start + length
+        if PREFIX == "each":
+            early = start + tl.load(Lengths + b * lengths_b + number)
+        head, head_end = within(start, tl.minimum(stop, early), n_k)
+    if SHARED:
+        second = tl.load(keys + 1).to(tl.int64)
+        zero = tl.zeros_like(token)
+        root, root_end = within(zero, tl.where(others, tl.minimum(second, last_root), 0), n_k)
+        if PREFIX != "":
+            root, root_end, head, head_end = joined(root, root_end, head, head_end)
+        else:
+            root, root_end, first, end = joined(root, root_end, first, end)
+        store_span(Spans, 0, place, total, root, root_end, there)
+    SECOND: tl.constexpr = 1 if SHARED else 0
+    if PREFIX != "":
+        head, head_end, first, end = joined(head, head_end, first, end)
+        store_span(Spans, SECOND, place, total, head, head_end, there)
+        store_span(Spans, SECOND + 1, place, total, first, end, there)
+    else:
+        store_span(Spans, SECOND, place, total, first, end, there)
+
+
+@triton.jit(do_not_specialize=("total", "n", "documents", "size"))
+def _diffusion_spans(
+    Offsets, Spans, total, n, documents, size,
+    INTERLEAVED: tl.constexpr, STEPS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Write the spans of packed.block_diffusion."""
+    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)  # [SIZE]
+    there = place < total
+    own = tl.minimum(place, total - 1)
+    b, token = own // n, own % n
+    half = n // 2
+    if INTERLEAVED:
+        _, start, stop = stretch(Offsets, b, token, documents, 2, STEPS)
+        length, rank = (stop - start) // 2, token - start
+        noisy = rank < length
+        rank = tl.where(noisy, rank, rank - length)
+        clean = start + length
+    else:
+        _, start, stop = stretch(Offsets, b, token % half, documents, 1, STEPS)
+        length, rank = stop - start, token % half - start
+        noisy = token < half
+        clean = start + half
+    rank = tl.where(length > 0, rank, 0)
+    before = rank - rank % size
+    after = tl.minimum(length, before + size)
+    first, end = within(start + before, start + tl.where(noisy, after, before), n)
+    other, other_end = within(clean, clean + tl.where(noisy, before, after), n)
+    first, end, other, other_end = joined(first, end, other, other_end)
+    store_span(Spans, 0, place, total, first, end, there)
+    store_span(Spans, 1, place, total, other, other_end, there)
+
+
+@triton.jit(do_not_specialize=("total", "n", "nodes"))
+def _tree_spans(
+    Enter, Leave, Spans, total, n, nodes, STEPS: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """Of every key of packed.prefix_tree, the queries that see it: from its own token on."""
+    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)  # [SIZE]
+    there = place < total
+    own = tl.minimum(place, total - 1)
+    b, token = own // n, own % n
+    node = tl.maximum(last_begin(Enter + b * nodes, token, nodes, 1, STEPS), 0)
+    stop = tl.load(Leave + b * nodes + node).to(tl.int64)
+    store_span(Spans, 0, place, total, token, tl.maximum(tl.minimum(stop, n), token), there)
+
 
 _TOKENS = 256  # of a program that makes spans
 _ENTRIES = 128  # blocks of a line at a time
@@ -30,7 +183,7 @@ def document_spans(
     made = _spans(offsets, 1 + shared + (kind != ""), n)
     with on(offsets.device):
         launch(
-            kernels.document_spans, _grid(batch * n, _TOKENS),
+            _document_spans, _grid(batch * n, _TOKENS),
             offsets, offsets_k, offsets if lengths is None else lengths, made, batch * n, n, n_k,
             count - 1, left, right, length or 0,
             0 if lengths is None or len(lengths) == 1 else lengths.shape[1],
@@ -46,7 +199,7 @@ def diffusion_spans(offsets: Tensor, n: int, size: int, interleaved: bool) -> Te
     made = _spans(offsets, 2, n)
     with on(offsets.device):
         launch(
-            kernels.diffusion_spans, _grid(batch * n, _TOKENS),
+            _diffusion_spans, _grid(batch * n, _TOKENS),
             offsets, made, batch * n, n, count - 1, size,
             INTERLEAVED=interleaved, STEPS=count.bit_length(), SIZE=_TOKENS,
         )  # fmt: skip
@@ -60,17 +213,9 @@ def tree_spans(enter: Tensor, leave: Tensor, n: int) -> Tensor:
     made = _spans(enter, 1, n)
     with on(enter.device):
         launch(
-            kernels.tree_spans,
-            _grid(batch * n, _TOKENS),
-            enter,
-            leave,
-            made,
-            batch * n,
-            n,
-            nodes,
-            STEPS=nodes.bit_length(),
-            SIZE=_TOKENS,
-        )
+            _tree_spans, _grid(batch * n, _TOKENS), enter, leave, made, batch * n, n, nodes,
+            STEPS=nodes.bit_length(), SIZE=_TOKENS,
+        )  # fmt: skip
     return made
 
 

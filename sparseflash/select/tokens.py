@@ -12,9 +12,9 @@ from masks.block_mask import BlockMask
 from masks.checks import block_sizes, flag, integer
 from sparseflash.dynamic.selection import Selection, heads_of, of_heads, static_selection
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
-from sparseflash.picks.picks import Picks
-from sparseflash.picks.words import (
+from sparseflash.picks.picks import (
     GROUP,
+    Picks,
     by_block,
     selection_of,
     taken_by,

@@ -172,8 +172,8 @@ def test_kernels_make_a_mask_and_its_lists(make, monkeypatch):
         return mask, lists
 
     expected, expected_lists = run()
-    monkeypatch.setattr("sparseflash.packed.offsets.readable", lambda _: False)
-    monkeypatch.setattr("sparseflash.packed.trees.readable", lambda _: False)
+    monkeypatch.setattr("sparseflash.packed.spans.readable", lambda _: False)
+    monkeypatch.setattr("sparseflash.packed.sequences.readable", lambda _: False)
     monkeypatch.setattr("sparseflash.operators.twin.on_nvidia", lambda _: True)
     found, found_lists = run()
     assert_equal(found.codes, expected.codes)

@@ -62,7 +62,7 @@ PICKS = [  # n, heads, kv_heads, dim, selector
 def test_pick(n, heads, kv_heads, dim, selector, kind, monkeypatch):
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, **options: empty(*a, **options).fill_(3))
-    monkeypatch.setattr(kernels.tokens, "NARROW", 4)  # a launch for the first queries, one for more
+    monkeypatch.setattr(kernels, "NARROW", 4)  # a launch for the first queries, one for more
     q, k = normal(2, heads, n, dim), normal(2, kv_heads, n, dim, seed=1)
     if kind == "ties":
         # products without rounding, so that what is equal on paper is so in floats

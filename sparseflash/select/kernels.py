@@ -1,4 +1,7 @@
-"""The Triton kernels by which every query picks chunks of keys (MoBA, NSA)."""
+"""Triton kernels of the selectors: the choice of blocks by scores, and of chunks by each query.
+
+Each launch names its counterpart in plain torch.
+"""
 
 import torch
 import triton
@@ -7,15 +10,148 @@ from torch import Tensor
 
 from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
-from sparseflash.select.kernels.common import (
-    EMPTY,
-    INF,
-    best,
-    clamped,
-    shared_strides,
-    sortable,
-)
-from sparseflash.select.kernels.pool import pool_blocks
+from sparseflash.select.pool_kernels import pool_blocks
+from sparseflash.select.rules import Candidates, Rule
+
+INF = tl.constexpr(float("inf"))
+LARGE = tl.constexpr(3.0e38)
+EMPTY = tl.constexpr(-2)
+
+
+def shared_strides(x: Tensor, dims: tuple[int, ...] = (0, 1)) -> tuple[int, ...]:
+    """Strides of some dimensions, 0 where the extent is 1, that is the same for all."""
+    return tuple(x.stride(i) if x.shape[i] > 1 else 0 for i in dims)
+
+
+@triton.jit
+def clamped(score):
+    """Return finite scores; NaN becomes the lowest."""
+    score = tl.where(score == score, score, -LARGE)
+    score = tl.where(score == 0.0, 0.0, score)  # -0.0 counts as 0.0
+    return tl.minimum(tl.maximum(score, -LARGE), LARGE)
+
+
+@triton.jit
+def sortable(x):
+    """float32 as uint32 in the same order; 0 is less than all of them."""
+    bits = x.to(tl.uint32, bitcast=True)
+    return tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+@triton.jit
+def best(key, candidate, count, WIDTH: tl.constexpr):
+    """Return the `count` highest candidates of every row, all where there are fewer, and none for 0
+    or less; among equals the first come first. key: uint32 (rows, WIDTH), 0 where there is no
+    candidate.
+
+    Halves an interval of thresholds until one leaves `count` above it, or none is left to try.
+    """
+    candidates = tl.sum(candidate.to(tl.int32), 1)
+    count = tl.minimum(count, candidates)
+    nothing = tl.full(count.shape, 0xFFFFFFFF, tl.uint32)
+    low = tl.min(tl.where(candidate, key, 0xFFFFFFFF), 1)  # at least `count` keys reach this
+    high = tl.max(key, 1)  # and a higher threshold cannot be
+    low = tl.where(count > 0, low, nothing)
+    high = tl.where(count > 0, tl.where(count == candidates, low, high), nothing)
+    wide = tl.max((low < high).to(tl.int32), 0)
+    while wide != 0:
+        middle = low + ((high - low) >> 1) + ((high - low) & 1)
+        reached = tl.sum((key >= middle[:, None]).to(tl.int32), 1)
+        high = tl.where(reached == count, middle, tl.where(reached > count, high, middle - 1))
+        low = tl.where(reached >= count, middle, low)
+        wide = tl.max((low < high).to(tl.int32), 0)
+    reached = tl.sum((key >= low[:, None]).to(tl.int32), 1)
+    excess = tl.maximum(reached - tl.maximum(count, 0), 0)  # of those equal to the threshold
+    end = tl.full(count.shape, WIDTH, tl.int32)
+    column = tl.arange(0, WIDTH)[None, :]
+    if tl.max(excess, 0) > 0:
+        tie = key == low[:, None]
+        kept = tl.sum(tie.to(tl.int32), 1) - excess
+        end = tl.zeros_like(count)  # ties from this column on are left out
+        step = WIDTH
+        while step > 0:
+            further = end + step
+            enough = tl.sum((tie & (column < further[:, None])).to(tl.int32), 1) <= kept
+            end = tl.where(enough & (further <= WIDTH), further, end)
+            step = step // 2
+    return (key > low[:, None]) | ((key == low[:, None]) & (column < end[:, None]))
+
+
+def choose_blocks(
+    scores: Tensor, candidates: Candidates, rule: Rule, probabilities: bool
+) -> Tensor:
+    """`choose.choose_torch`, one program a row."""
+    scores = scores.float().contiguous()
+    batch, heads, rows, cols = scores.shape
+    codes, forced, low = candidates.codes, candidates.forced, candidates.low
+    out = torch.empty_like(scores, dtype=codes.dtype)
+    width = triton.next_power_of_2(cols)
+    with on(scores.device):
+        launch(
+            _choose, (batch * heads * rows,),
+            scores, codes, forced, low, candidates.high, out, *shared_strides(codes),
+            *((0, 0) if forced is None else shared_strides(forced)), *shared_strides(low),
+            heads, rows, cols, float(rule.value),
+            WIDTH=width, KIND="count" if rule.fixed else rule.kind, SOFTMAX=not probabilities,
+            FORCED=forced is not None, num_warps=max(1, min(8, width // 256)),
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=("heads", "rows", "cols", "value"))
+def _choose(
+    Scores, Codes, Forced, Low, High, Out, codes_b, codes_h, forced_b, forced_h, low_b, low_h,
+    heads, rows, cols, value,
+    WIDTH: tl.constexpr, KIND: tl.constexpr, SOFTMAX: tl.constexpr, FORCED: tl.constexpr,
+):  # fmt: skip
+    """Choose the best of a row: those from a threshold upwards, which is found by halving."""
+    pid = tl.program_id(0).to(tl.int64)
+    b, h, row = pid // rows // heads, pid // rows % heads, pid % rows
+    col = tl.arange(0, WIDTH)
+    there = col < cols
+    code = tl.load(Codes + b * codes_b + h * codes_h + row * cols + col, mask=there, other=EMPTY)
+    candidate = code != EMPTY
+    score = tl.load(Scores + pid * cols + col, mask=there, other=0.0)
+    score = clamped(score)
+    order = score
+    if FORCED:
+        forced = tl.load(
+            Forced + b * forced_b + h * forced_h + row * cols + col, mask=there, other=0
+        )
+        order = tl.where(candidate & (forced != 0), INF, order)
+    key = tl.where(candidate, sortable(order), 0)
+
+    low = tl.load(Low + b * low_b + h * low_h + row)
+    count = low
+    if KIND != "count":
+        if SOFTMAX:
+            top = tl.max(tl.where(candidate, score, -LARGE), 0)
+            weight = tl.where(candidate, tl.exp(score - top), 0.0)
+        else:
+            weight = tl.where(candidate, tl.maximum(score, 0.0), 0.0)
+        p = weight / tl.maximum(tl.sum(weight, 0), 1e-30)
+        if KIND == "mass":
+            threshold = tl.min(tl.where(candidate, key, 0xFFFFFFFF), 0)
+            highest = tl.max(key, 0)  # the threshold that leaves `value` lies from one to the other
+            while threshold < highest:
+                higher = threshold + ((highest - threshold) >> 1) + ((highest - threshold) & 1)
+                enough = tl.sum(tl.where(key >= higher, p, 0.0), 0) >= value
+                threshold = tl.where(enough, higher, threshold)
+                highest = tl.where(enough, highest, higher - 1)
+            above = key > threshold
+            missing = value - tl.sum(tl.where(above, p, 0.0), 0)
+            each = tl.max(tl.where(key == threshold, p, 0.0), 0)
+            ties = tl.ceil(missing / tl.maximum(each, 1e-30))
+            count = tl.sum(above.to(tl.int32), 0)
+            count += tl.minimum(tl.maximum(ties, 1.0), 1.0 * cols).to(tl.int32)
+        else:
+            count = tl.sum((candidate & (p >= value)).to(tl.int32), 0)
+        count = tl.minimum(tl.maximum(count, low), tl.load(High + b * low_b + h * low_h + row))
+
+    counts = tl.zeros([1], tl.int32) + count
+    taken = tl.reshape(best(key[None, :], candidate[None, :], counts, WIDTH), [WIDTH])
+    tl.store(Out + pid * cols + col, tl.where(taken & candidate, code, EMPTY), mask=there)
+
 
 MAX_CHUNKS = 2048  # whose scores a program holds
 NARROW = 32  # chunks of the narrowest tiles
