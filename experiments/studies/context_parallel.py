@@ -158,6 +158,8 @@ def _rank(rank: int, port: int, kind: str, options: Options, todo: list[Any]) ->
             break
         measured = Measured(case, device, options.seconds)
         for name in providers:
+            if name == "one" and rank:  # its failure on one rank must not leave the others waiting
+                continue
             try:
                 made = measured.rows(name)
             except Exception as error:  # one failure is a result, not the end of the run
@@ -231,33 +233,28 @@ class Measured:
         """Return the larger error of both directions, on every rank."""
         gate = self.gate
         q, k, v = (self._own(plan, x).requires_grad_() for x in self.whole)
-        error = torch.zeros(1, dtype=torch.float64, device=self.device)
-        if plan is not None or dist.get_rank() == 0:
-            out = call(q, k, v)
-            grads = torch.autograd.grad(out, (q, k, v), self._own(plan, gate.dout))
-            found = [Gathered(x, plan) for x in (out.detach(), *grads)]
-            error += max(gate.forward_error(found[0]), gate.backward_error(*found[1:]))  # type: ignore[arg-type]
-        dist.all_reduce(error, dist.ReduceOp.MAX)
+        out = call(q, k, v)
+        grads = torch.autograd.grad(out, (q, k, v), self._own(plan, gate.dout))
+        found = [Gathered(x, plan) for x in (out.detach(), *grads)]
+        error = max(gate.forward_error(found[0]), gate.backward_error(*found[1:]))  # type: ignore[arg-type]
         vars(gate).pop("dout", None)  # as large as out
-        return error.item()
+        return self._most(error, plan)
 
     def _timed(self, call: Any, plan: ContextParallel | None) -> dict[str, Row]:
-        idle = plan is None and dist.get_rank() > 0
         small = self.device.type == "cpu"
         q, k, v = (self._own(plan, x).requires_grad_() for x in self.whole)
         free(self.device)
         before = 0 if small else torch.cuda.memory_allocated(self.device)
         if not small:
             torch.cuda.reset_peak_memory_stats(self.device)
-        out = q if idle else call(q, k, v)
+        out = call(q, k, v)
         dout = torch.randn_like(out)
 
         def forward() -> Any:
-            return None if idle else call(q, k, v)
+            return call(q, k, v)
 
         def backward() -> Any:
-            if not idle:
-                return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+            return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
 
         backward()
         peak = 0 if small else torch.cuda.max_memory_allocated(self.device) - before
@@ -265,21 +262,21 @@ class Measured:
         for direction, run in (("forward", forward), ("backward", backward)):
             sent = plan.bytes_sent if plan else 0
             run()
-            moved = self._most(plan.bytes_sent - sent if plan else 0)
-            ms = self._times(run)
+            moved = self._most(plan.bytes_sent - sent if plan else 0, plan)
+            ms = self._times(run, plan)
             with mock.patch.object(dist, "all_to_all_single", _nothing):
-                local = self._times(run) if moved else ms
+                local = self._times(run, plan) if moved else ms
             flops = self.case.flops(direction) / (1 if plan is None else dist.get_world_size())
             made[direction] = {
                 "ms_median": float(np.median(ms)), "ms_p20": float(np.quantile(ms, 0.2)),
                 "ms_p80": float(np.quantile(ms, 0.8)), "calls": len(ms),
                 "ms_local": float(np.median(local)),
                 "tflops": flops / float(np.median(ms)) / 1e9,
-                "mb_sent": moved / 1e6, "peak_mib": self._most(peak) / MIB,
+                "mb_sent": moved / 1e6, "peak_mib": self._most(peak, plan) / MIB,
             }  # fmt: skip
         return made
 
-    def _times(self, run: Any) -> list[float]:
+    def _times(self, run: Any, plan: ContextParallel | None) -> list[float]:
         """Return milliseconds of calls that all ranks begin together, each of the slowest rank.
 
         On GPUs the calls are queued, as those of a training step are.
@@ -288,7 +285,8 @@ class Measured:
         for _ in range(2):  # first how many
             ticks = []
             for _ in range(count):
-                dist.all_reduce(token)
+                if plan is not None:
+                    dist.all_reduce(token)
                 start = self._tick()
                 run()
                 ticks.append((start, self._tick()))
@@ -298,7 +296,8 @@ class Measured:
             else:
                 ms = [1000 * (end - start) for start, end in ticks]
             times = torch.tensor(ms, dtype=torch.float64, device=self.device)
-            dist.all_reduce(times, dist.ReduceOp.MAX)
+            if plan is not None:
+                dist.all_reduce(times, dist.ReduceOp.MAX)
             count = int(np.clip(1000 * self.seconds / times.median().item(), 3, 200))
         return times.tolist()
 
@@ -309,9 +308,11 @@ class Measured:
         event.record()
         return event
 
-    def _most(self, value: float) -> float:
+    def _most(self, value: float, plan: ContextParallel | None) -> float:
+        """Return the largest value of all ranks; without a plan, that of this rank."""
         most = torch.tensor(float(value), dtype=torch.float64, device=self.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
+        if plan is not None:
+            dist.all_reduce(most, dist.ReduceOp.MAX)
         return most.item()
 
     # ---- ways: each returns (call of own q, k and v, plan, fields of the rows) ----
