@@ -1,8 +1,9 @@
 """A case: one mask at one shape."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,10 @@ class Case:
     block_k: int
     v_dim: int | None = None
     layout: str = LAYOUTS[0]
+
+    def row(self) -> dict[str, Any]:
+        """Return its fields of a row."""
+        return asdict(self) | {"v_dim": self.value_dim, "density": self.density}
 
     @property
     def value_dim(self) -> int:

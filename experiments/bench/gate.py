@@ -5,16 +5,17 @@ fits at any length. In the backward, the incoming gradient is zero outside the s
 rows alone then determine dq, and all of dk and dv.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.bench.cases import Case
-from sparseflash import Terms
-from sparseflash.testing import oracle, relative_error
+from sparseflash.testing import relative_error
 
 LIMIT = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 ROWS = 64
@@ -30,13 +31,19 @@ class WrongResult(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """The expected values of one case for inputs q, k, v, computed once for all providers."""
+    """The expected values of one case for inputs q, k, v, computed once for all providers.
+
+    rule: a function (s, b, h, q, k, *tables) of the scaled scores and their numbers, before the
+        mask. sink: whether the table is a logit of each head that joins the denominator.
+    """
 
     case: Case
     q: Tensor
     k: Tensor
     v: Tensor
-    terms: Terms | None = field(default=None, kw_only=True)
+    rule: Callable[..., Tensor] | None = field(default=None, kw_only=True)
+    tables: tuple[Tensor, ...] = field(default=(), kw_only=True)
+    sink: bool = field(default=False, kw_only=True)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -66,7 +73,9 @@ class Gate:
 
     @cached_property
     def expected(self) -> list[tuple[Tensor, ...]]:
-        """Per sampled slice in float64: out, dq (group, rows, D), dk, dv (n_k, D), and of terms."""
+        """Per sampled slice in float64: out, dq (group, rows, D), dk, dv (n_k, D), and the
+        gradients of the tables, or of the sink.
+        """
         return [self._slice(*sample) for sample in self.samples]
 
     def forward_error(self, out: Tensor) -> float:
@@ -76,14 +85,19 @@ class Gate:
             for (b, heads, _), expected in zip(self.samples, self.expected, strict=True)
         )
 
-    def backward_error(self, dq: Tensor, dk: Tensor, dv: Tensor) -> float:
-        """Return the largest relative error of the gradients that belong to `self.dout`."""
+    def backward_error(self, dq: Tensor, dk: Tensor, dv: Tensor, *tables: Tensor) -> float:
+        """Return the largest relative error of the gradients that belong to `self.dout`; a quarter
+        of that of tables, which are sums of roundings that cancel.
+        """
         errors = []
         for (b, heads, g), expected in zip(self.samples, self.expected, strict=True):
             all_dq = torch.zeros_like(dq[b, heads], dtype=torch.float64)
             all_dq[:, self.rows] = expected[1]
             pairs = ((dq[b, heads], all_dq), (dk[b, g], expected[2]), (dv[b, g], expected[3]))
             errors += [relative_error(actual, wanted) for actual, wanted in pairs]
+        for i, found in enumerate(tables):
+            total = torch.stack([expected[4 + i] for expected in self.expected]).sum(0)
+            errors.append(relative_error(found, total) / 4)
         return max(errors)
 
     def verdict(self, error: float) -> str | None:
@@ -97,7 +111,7 @@ class Gate:
             raise WrongResult(wrong, error)
         return error
 
-    def inputs(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
+    def _inputs(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
         """Return q (1, group, rows, D), k, v (1, 1, n_k, D) in float64 of a sampled slice, and
         bool (1, group, rows, n_k): what the queries see.
         """
@@ -109,20 +123,25 @@ class Gate:
 
     @torch.enable_grad()
     def _slice(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
-        *qkv, allowed = self.inputs(b, heads, g)
-        own = {n: t.detach().double().requires_grad_() for n, t in learned(self.terms).items()}
+        *qkv, allowed = self._inputs(b, heads, g)
         q, k, v = (t.requires_grad_() for t in qkv)
-        terms = self.terms
-        if terms is not None:
-            slopes = None if terms.slopes is None else terms.slopes[heads]
-            terms = terms._replace(slopes=slopes, **{name: t[heads] for name, t in own.items()})
-        out, _ = oracle(q, k, v, allowed, terms=terms, place=self.rows - self.case.n_q)
+        tables = [
+            t.double() if t.is_floating_point() else t for t in map(Tensor.detach, self.tables)
+        ]
+        learned = [t.requires_grad_() for t in tables if t.is_floating_point()]
+        s = q @ k.mT * q.shape[-1] ** -0.5  # [1, group, rows, n_k]
+        if self.rule is not None:
+            head = torch.arange(heads.start, heads.stop, device=s.device)[:, None, None]
+            key = torch.arange(self.case.n_k, device=s.device)
+            batch = torch.full((), b, device=s.device)
+            s = self.rule(s, batch, head, self.rows[:, None], key, *tables)
+        values = v
+        if self.sink:  # one more key, whose value is 0
+            s = torch.cat([s, tables[0][heads, None, None].expand(1, -1, len(self.rows), 1)], -1)
+            values, allowed = F.pad(v, (0, 0, 0, 1)), F.pad(allowed, (0, 1), value=True)
+        empty = ~allowed.any(-1, keepdim=True)  # an empty row has the output 0
+        s = s.masked_fill(~allowed, -torch.inf).masked_fill(empty, 0.0)
+        out = s.softmax(-1).masked_fill(empty, 0.0) @ values
         dout = self.dout[b, heads, self.rows].double()[None]
-        dq, dk, dv, *of_terms = torch.autograd.grad(out, (q, k, v, *own.values()), dout)
-        return (out[0].detach(), dq[0], dk[0, 0], dv[0, 0], *of_terms)
-
-
-def learned(terms: Terms | None) -> dict[str, Tensor]:
-    """Return the terms that have a gradient."""
-    values = {} if terms is None else {name: getattr(terms, name) for name in ("sink", "bias")}
-    return {name: value for name, value in values.items() if value is not None}
+        dq, dk, dv, *of_tables = torch.autograd.grad(out, (q, k, v, *learned), dout)
+        return (out[0].detach(), dq[0], dk[0, 0], dv[0, 0], *of_tables)

@@ -108,7 +108,8 @@ class Flex(Provider):
             return f"needs a C++ compiler to compile itself: install one of {choices}, or set CXX"
         return None
 
-    def prepare(self, case: Case, device: torch.device) -> Attention:
+    def prepare(self, case: Case, device: torch.device, **more: Any) -> Attention:
+        """`Provider.prepare`; more: arguments of `flex_attention`, such as score_mod."""
         from torch.nn.attention.flex_attention import flex_attention, noop_mask
 
         torch._dynamo.reset()  # or the eighth case would be over its recompilation limit
@@ -123,7 +124,7 @@ class Flex(Provider):
             elif case.causal:
                 block_mask.mask_mod = lambda b, h, q, k: q >= k
         options: Any = {"block_mask": block_mask, "enable_gqa": case.heads != case.kv_heads}
-        return lambda q, k, v: compiled(q, k, v, **options)
+        return lambda q, k, v: compiled(q, k, v, **options, **more)
 
 
 # In the order of tables. Colours are Okabe and Ito's, which the colour-blind can tell apart.

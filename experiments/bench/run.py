@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -42,10 +42,9 @@ class Measurement:
 
     def row(self) -> Row:
         """Return what the row of this measurement says before it is made."""
-        case = asdict(self.case) | {"v_dim": self.case.value_dim}
         about = {"provider": self.provider, **find(self.provider).version()}
-        about |= {"direction": self.direction, "round": self.round, **case}
-        return about | {"density": self.case.density, "elements": self.case.elements}
+        about |= {"direction": self.direction, "round": self.round, **self.case.row()}
+        return about | {"elements": self.case.elements}
 
     @property
     def cell(self) -> "Measurement":

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,9 +56,10 @@ class FlashAttention4(Provider):
             )
         return self.missing()
 
-    def prepare(self, case: Case, device: torch.device) -> Attention:
+    def prepare(self, case: Case, device: torch.device, **more: Any) -> Attention:
+        """`Provider.prepare`; more: arguments of `flash_attn_func`, such as score_mod."""
         interface = importlib.import_module("flash_attn.cute.interface")
-        arguments: dict[str, Any] = {"deterministic": False}
+        arguments: dict[str, Any] = {"deterministic": False, **more}
         if self.form == "varlen":
             attend = interface.flash_attn_varlen_func
             arguments |= varlen_arguments(case, device)
@@ -135,6 +137,29 @@ def bit_lookup(block_q: int, block_k: int, per_batch: bool, per_head: bool) -> C
         return utils.scalar_to_ssa(bit, cutlass.Int32) == utils.scalar_to_ssa(1, cutlass.Int32)
 
     return lookup
+
+
+def score_mod(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the score_mod of a rule(math, s, b, h, q, k, *tables), whose tables are `aux_tensors`;
+    math has tanh, abs and clip of one number. It has no backward.
+    """
+    import cutlass  # pyright: ignore[reportMissingImports]
+    import cutlass.cute as cute  # pyright: ignore[reportMissingImports]
+    from flash_attn.cute import utils  # pyright: ignore[reportMissingImports]
+
+    math = SimpleNamespace(
+        tanh=cute.math.tanh, abs=lambda x: cutlass.max(x, -x),
+        clip=lambda x, low, high: cutlass.min(cutlass.max(x, low), high),
+    )  # fmt: skip
+
+    @cute.jit
+    def apply(score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors):
+        numbers = score[0], batch[0], head[0], q_idx[0], kv_idx[0]
+        found = rule(math, *numbers, *(aux_tensors or ()))
+        return utils.scalar_to_ssa(found, cutlass.Float32)
+
+    apply.__vec_size__ = 1
+    return apply
 
 
 # ---- lists of blocks
