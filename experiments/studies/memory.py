@@ -5,26 +5,34 @@ with attention's out and LSE kept. Peaks of two depths give what a layer adds, b
 A context too long for the memory gets a row that says so. See docs/results/memory.md.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import checkpoint as recompute
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+import masks
+import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.gate import WrongResult
 from experiments.bench.step import free, time_call
-from experiments.bench.timing import MIB
+from experiments.bench.timing import MIB, peak_extra_mib
 from experiments.common import figures as f
 from experiments.common.devices import free_memory
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import markdown, short
 from experiments.studies import methods, runner
-from experiments.studies.llama import ATTENTIONS, CHECKPOINTS, Sizes, Stack, peak_bytes
 from experiments.studies.runner import Run, choices, latest, needs
+from sparseflash.layers import Rotary
 from sparseflash.testing import relative_error
 
 KEY = "attention checkpoint batch n dim hidden heads layers dtype".split()
@@ -65,62 +73,177 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A stack of one kind at one length."""
+    """A stack of one kind at one length: batch sequences of n tokens through equal layers."""
 
-    sizes: Sizes
     attention: str
     checkpoint: str
+    batch: int
+    n: int
+    dim: int
+    hidden: int
+    heads: int
     layers: int
+    dtype: str
 
     def row(self) -> Row:
-        """Return its fields of a row, with the formula."""
-        kind = {"attention": self.attention, "checkpoint": self.checkpoint, "layers": self.layers}
-        formula = self.sizes.layer_bytes(self.attention, self.checkpoint) / MIB
-        return {**kind, **asdict(self.sizes), "mask": "causal()", "formula_mib": formula}
+        return asdict(self) | {"mask": "causal()", "formula_mib": self.layer_bytes() / MIB}
 
-    def stack(self, device: torch.device, layers: int) -> Stack:
+    @property
+    def score_bytes(self) -> int:
+        """Bytes of a matrix (batch, heads, n, n)."""
+        return self.batch * self.heads * self.n**2 * DTYPES[self.dtype].itemsize
+
+    def layer_bytes(self) -> int:
+        """Return what a further layer keeps until its backward.
+
+        none: the two inputs of norms, their results, q, k, v, out, and four hidden tensors: gate,
+            up, silu(gate) and their product. Standard attention keeps P as well, ours the LSE.
+        layers: the input alone. selective: the input, and attention's out and LSE.
+        """
+        tokens, lse = self.batch * self.n, 4 * self.batch * self.heads * self.n
+        unit = tokens * self.dim * DTYPES[self.dtype].itemsize  # a tensor (batch, n, dim)
+        if self.checkpoint != "none":
+            return unit if self.checkpoint == "layers" else 2 * unit + lse
+        kept = self.score_bytes if self.attention == "standard" else lse
+        return 8 * unit + 4 * unit * self.hidden // self.dim + 2 * 4 * tokens + kept
+
+    def stack(self, device: torch.device, layers: int | None = None) -> "Stack":
         """Return a stack whose weights are drawn on the device: on a CPU four layers take long."""
         with device:
-            made = Stack(self.sizes, self.attention, layers, self.checkpoint)
-            return made.to(DTYPES[self.sizes.dtype])
+            return Stack(self, layers or self.layers).to(DTYPES[self.dtype])
+
+
+class Stack(nn.Module):
+    """Layers one after another, with or without checkpoints."""
+
+    def __init__(self, case: Case, layers: int):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(case) for _ in range(layers))
+        self.checkpoint = case.checkpoint
+
+    def forward(self, x: Tensor) -> Tensor:
+        call: Any = lambda layer, x: layer(x)  # noqa: E731
+        if self.checkpoint != "none":
+            call = partial(recompute.checkpoint, use_reentrant=False, preserve_rng_state=False)
+        if self.checkpoint == "selective":
+            made = partial(recompute.create_selective_checkpoint_contexts, _policy)
+            call = partial(call, context_fn=made)
+        for layer in self.layers:
+            x = call(layer, x)
+        return x
+
+
+def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keep what our attention returns, compute the rest again."""
+    policy, kept = recompute.CheckpointPolicy, op is torch.ops.sparseflash.forward.default
+    return policy.MUST_SAVE if kept else policy.PREFER_RECOMPUTE
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + swiglu(norm(x)); causal."""
+
+    def __init__(self, case: Case):
+        super().__init__()
+        dim, hidden, self.heads = case.dim, case.hidden, case.heads
+        self.attend = standard_attention if case.attention == "standard" else causal_attention
+        self.norms = nn.ParameterList([torch.ones(dim), torch.ones(dim)])
+        self.qkv, self.out = nn.Linear(dim, 3 * dim, False), nn.Linear(dim, dim, False)
+        self.gate, self.up = nn.Linear(dim, hidden, False), nn.Linear(dim, hidden, False)
+        self.down = nn.Linear(hidden, dim, False)
+        self.rotary = Rotary()
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = F.rms_norm(x, x.shape[-1:], self.norms[0], 1e-5)
+        q, k, v = self.qkv(normed).unflatten(2, (3, self.heads, -1)).unbind(2)
+        # v by itself, so that it does not keep the storage of all three
+        q, k, v = (t.transpose(1, 2) for t in (self.rotary(q), self.rotary(k), v.clone()))
+        x = x + self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+        normed = F.rms_norm(x, x.shape[-1:], self.norms[1], 1e-5)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    """Return our attention."""
+    return sparseflash.attention(q, k, v, masks.causal())
+
+
+def standard_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return causal softmax(q k^T / sqrt(D)) v; of the N x N matrices autograd keeps P."""
+    n = q.shape[2]
+    later = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
+    scores = (q @ k.mT).mul_(q.shape[-1] ** -0.5)
+    with torch.no_grad():  # where P is 0 the softmax gives no gradient
+        scores.masked_fill_(later, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts storages from the operator that returns them to their release; `peak` is the most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_key(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, Tensor) and (key := _key(x)) not in self.known | given:
+                storage = x.untyped_storage()
+                self.known.add(key)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._release, key, storage.nbytes())
+        return found
+
+    def _release(self, key: int, size: int) -> None:
+        self.known.discard(key)  # another storage may have its address
+        self.now -= size
+
+
+def _key(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+def peak_mib(step: Callable[[], object], device: torch.device) -> float:
+    """Return the most that a step holds beyond what is held before it.
+
+    On a GPU by its allocator, else by the storages that operators return.
+    """
+    peak = peak_extra_mib(step, device)
+    if peak is None:
+        with LiveBytes() as live:
+            step()
+        peak = live.peak / MIB
+    return peak
 
 
 def cases(run: Run) -> list[Case]:
-    """Return what is measured, the short lengths first."""
     o = run.options
     choices(o, dtype=DTYPES)
     if o.dim % (2 * o.heads):
         raise ValueError(f"dim={o.dim}: give a multiple of 2 * heads, for rotary pairs")
     if o.layers < 4:  # half of the layers: one alone is all edge
         raise ValueError(f"layers={o.layers}: give at least 4")
-    return [
-        Case(Sizes(o.batch, n, o.dim, o.hidden, o.heads, o.dtype), attention, checkpoint, o.layers)
-        for n in sorted(o.lengths)
-        for attention in ATTENTIONS
-        for checkpoint in CHECKPOINTS
-        if (attention, checkpoint) in NAMES
-    ]
-
-
-def ways(case: Case, run: Run) -> list[Row]:
-    """Return the one thing that is measured, and by what its memory is counted."""
-    return [{"counted": "allocator" if run.device.type == "cuda" else "storages"}]
+    sizes = o.dim, o.hidden, o.heads, o.layers, o.dtype
+    return [Case(*kind, o.batch, n, *sizes) for n in sorted(o.lengths) for kind in NAMES]
 
 
 def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what measures peaks of two depths, what follows for 32 layers, and the time."""
     device = run.device
 
     def one(row: Row) -> dict[str, Any]:
         check_memory(case, device)
         check_result(case, device)
         half = case.layers // 2
-        low = _peak(case.stack(device, half), case.sizes, device)[0]
+        low = peak_mib(_step(case, half, device), device)
         free(device)
-        peak, step = _peak(case.stack(device, case.layers), case.sizes, device)
+        step = _step(case, case.layers, device)
+        peak = peak_mib(step, device)
         layer = (peak - low) / (case.layers - half)
-        scaled = (peak + (LAYERS - case.layers) * layer) / 1e9
-        found = {"peak_mib": peak / MIB, "layer_mib": layer / MIB, "scaled_gb": scaled}
+        scaled = (peak + (LAYERS - case.layers) * layer) * MIB / 1e9
+        found = {"peak_mib": peak, "layer_mib": layer, "scaled_gb": scaled}
         return found | time_call(step, device, run.options.seconds)._asdict()
 
     return one
@@ -128,12 +251,9 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
 
 def check_memory(case: Case, device: torch.device) -> None:
     """Raise MemoryError for a context too long: the stack keeps, and one layer is at work."""
-    sizes = case.sizes
-    need = case.layers * sizes.layer_bytes(case.attention, case.checkpoint)
-    if case.checkpoint != "none":
-        need += sizes.layer_bytes(case.attention)
-    if case.attention == "standard":
-        need += 2 * sizes.score_bytes  # dP and dS
+    need = case.layers * case.layer_bytes()
+    need += 0 if case.checkpoint == "none" else replace(case, checkpoint="none").layer_bytes()
+    need += 2 * case.score_bytes if case.attention == "standard" else 0  # dP and dS
     needs(need, free_memory(device))
 
 
@@ -143,12 +263,12 @@ def check_result(case: Case, device: torch.device) -> None:
     Its products and residuals round as well: the limit is twice what standard attention without
     checkpointing has in the same dtype.
     """
-    small = replace(case, sizes=replace(case.sizes, n=min(case.sizes.n, GATE_TOKENS)))
-    plain, sizes = replace(small, attention="standard", checkpoint="none"), small.sizes
+    small = replace(case, n=min(case.n, GATE_TOKENS))
+    plain = replace(small, attention="standard", checkpoint="none")
     torch.manual_seed(0)
     exact = plain.stack(device, 1)
     weights = exact.state_dict()
-    x = torch.randn(sizes.batch, sizes.n, sizes.dim, dtype=DTYPES[sizes.dtype], device=device)
+    x = torch.randn(small.batch, small.n, small.dim, dtype=DTYPES[small.dtype], device=device)
     expected = _results(exact.double(), x.double())
 
     def error(case: Case) -> float:
@@ -164,45 +284,35 @@ def check_result(case: Case, device: torch.device) -> None:
 
 def _results(stack: Stack, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return what a stack adds to x, and the gradient of x without the residual's part."""
-    x = x.requires_grad_()
-    out = stack(x)
+    out = stack(x.requires_grad_())
     dout = torch.ones_like(out)
     return (out - x).detach(), torch.autograd.grad(out, x, dout)[0] - dout
 
 
-def _peak(stack: Stack, sizes: Sizes, device: torch.device) -> tuple[int, Callable[[], None]]:
-    """Return peak bytes of a step of the stack beyond weights and gradients, and the step."""
-    for weight in stack.parameters():
-        weight.grad = torch.zeros_like(weight)
-    shape = (sizes.batch, sizes.n, sizes.dim)
-    x = torch.randn(shape, device=device, dtype=DTYPES[sizes.dtype], requires_grad=True)
+def _step(case: Case, layers: int, device: torch.device) -> Callable[[], None]:
+    """Return a step of a stack whose gradients exist, after the first one."""
+    stack = case.stack(device, layers)
+    x = torch.randn(case.batch, case.n, case.dim, device=device, dtype=DTYPES[case.dtype])
     dout = torch.randn_like(x)
-    x.grad = torch.zeros_like(x)
-
-    def step() -> None:
-        stack(x).backward(dout)
-
+    for leaf in (x.requires_grad_(), *stack.parameters()):
+        leaf.grad = torch.zeros_like(leaf)
+    step = lambda: stack(x).backward(dout)  # noqa: E731
     step()  # compiles kernels and builds masks
-    return peak_bytes(step, device), step
+    return step
 
 
-def newest(frame: Any) -> list[Found]:
-    """Return one row a configuration and length: the last, with the sizes of the last row."""
-    return latest(frame, "device batch dim hidden heads dtype", ("attention", "checkpoint", "n"))
-
-
-def _kinds(rows: list[Found]) -> dict[tuple[str, str], list[Found]]:
-    """Return the rows of each kind of stack by length."""
+def _kinds(frame: Any) -> dict[tuple[str, str], list[Found]]:
+    """Return the last rows of each kind of stack by length, with the sizes of the last row."""
+    rows = latest(frame, "device batch dim hidden heads dtype", ("attention", "checkpoint", "n"))
     rows = sorted(rows, key=lambda r: r.n)
     own = {kind: [r for r in rows if (r.attention, r.checkpoint) == kind] for kind in NAMES}
     return {kind: some for kind, some in own.items() if some}
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return the table of the stacks."""
     sizes = ["peak MiB", "a layer", "by the formula", f"{LAYERS} layers, GB", "ms"]
     lines = [["stack", "tokens", *sizes]]
-    for kind, rows in _kinds(newest(frame)).items():
+    for kind, rows in _kinds(frame).items():
         for row in rows:
             names = ("peak_mib", "layer_mib", "formula_mib", "scaled_gb", "ms_median")
             texts = [short(row.get(each)) for each in names]
@@ -214,20 +324,17 @@ def tables(frame: Any) -> dict[str, str]:
 
 def figures(frame: Any) -> dict[str, Figure]:
     """Return peak memory and time of a step against length."""
-    rows = [row for row in newest(frame) if row.status == OK]
+    kinds = _kinds(frame[frame.status == OK])
+    rows = [row for own in kinds.values() for row in own]
     if not rows:
         return {}
     lengths = sorted({row.n for row in rows})
     figure, panels = plt.subplots(1, 2, figsize=(f.PAGE, 2.6))
-    for kind, own in _kinds(rows).items():
-        (name, look), n = NAMES[kind], [row.n for row in own]
-        f.curve(panels[0], n, [row.peak_mib or 0 for row in own], look, name)
-        f.curve(panels[1], n, [row.ms_median for row in own], look, name)
-    first = min((row for row in rows if row.peak_mib), key=lambda r: (r.n, r.peak_mib))
-    f.reference(panels[0], lengths, [first.peak_mib * n / first.n for n in lengths], "linear")
-    for axes, label in zip(panels, ("peak MiB of a step", "ms of a step"), strict=True):
+    for axes, value in zip(panels, ("peak_mib", "ms_median"), strict=True):
+        for kind, own in kinds.items():
+            f.curve(axes, [r.n for r in own], [r[value] for r in own], *NAMES[kind][::-1])
+        axes.set_ylabel(f"{value.replace('_', ' ')} of a step")
         f.length_axis(axes, lengths)
         f.plain_log_axis(axes)
-        axes.set_ylabel(label)
     f.legend(figure, list(panels), columns=3)
     return {f.file_name("activations", rows[0].device): figure}
