@@ -85,7 +85,7 @@ class Sdpa(Provider):
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-                return attend(q, k, v, is_causal=case.causal, enable_gqa=gqa)
+                return attend(q, k, v, is_causal=bool(case.causal), enable_gqa=gqa)
 
         return run
 

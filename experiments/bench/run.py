@@ -15,9 +15,16 @@ from experiments.bench.gate import Gate, WrongResult
 from experiments.bench.grids import GRIDS, make_grid
 from experiments.bench.provider import DIRECTIONS
 from experiments.bench.providers import PROVIDERS, default_providers, find
-from experiments.bench.step import Step, breaks_context, draw, why
+from experiments.bench.step import (
+    Step,
+    breaks_context,
+    draw,
+    expected_mib,
+    measure,
+    peak_extra_mib,
+    why,
+)
 from experiments.bench.tables import SLACK, UNSTABLE, spread
-from experiments.bench.timing import expected_mib, measure, peak_extra_mib
 from experiments.common.config import check, option
 from experiments.common.devices import device_name
 from experiments.common.provenance import now

@@ -77,7 +77,6 @@ METHODS = {
 
 
 def cases(run: Run) -> list[Found]:
-    """Return every length, head dim and dtype."""
     o = run.options
     choices(o, dtypes=DTYPES)
     return grid(
@@ -87,13 +86,11 @@ def cases(run: Run) -> list[Found]:
 
 
 def ways(case: Found, run: Run) -> list[Row]:
-    """Return the methods that the device has."""
     cuda = run.device.type == "cuda"
     return [{"method": name} for name, method in METHODS.items() if cuda or not method.cuda]
 
 
 def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what measures the error of a method."""
     qkv = draw(case, run.device)
 
     @torch.no_grad()
@@ -128,22 +125,20 @@ def tables(frame: Any) -> dict[str, str]:
 
     The rows are those with the device, the sizes and the outliers of the last one.
     """
-    here = latest(frame, "device batch heads outliers", KEY)
-    dims = dict.fromkeys(row.head_dim for row in here)
-    return {f"rmse_d{d}": _table([r for r in here if r.head_dim == d]) for d in dims}
-
-
-def _table(rows: list[Found]) -> str:
-    lengths = sorted({row.n for row in rows})
-    cells = {(row.method, row.dtype, row.n): row.rmse for row in rows if row.status == OK}
-    head = ["attention", "dtype", *(f"{n:,} tokens" for n in lengths)]
-    lines = [[*head, f"standard's / this, {lengths[-1]:,}", "published"]]
-    for dtype, (name, method) in product(DTYPES, METHODS.items()):
-        errors = [cells.get((name, dtype, n)) for n in lengths]
-        base = cells.get(("standard", dtype, lengths[-1]))
-        if any(errors):
-            gain = f"{base / errors[-1]:.2f}x" if base and errors[-1] else MISSING
-            texts = [MISSING if x is None else f"{x:.1e}" for x in errors]
-            published = method.published if dtype == "float16" else MISSING
-            lines.append([method.label, dtype, *texts, gain, published])
-    return markdown(lines, left=(0, 1))
+    made = {}
+    here = latest(frame[frame.status == OK], "device batch heads outliers", KEY)
+    for dim in dict.fromkeys(row.head_dim for row in here):
+        rows = {(r.dtype, r.method, r.n): r.rmse for r in here if r.head_dim == dim}
+        lengths = sorted({n for _, _, n in rows})
+        head = ["attention", "dtype", *(f"{n:,} tokens" for n in lengths)]
+        lines = [[*head, f"standard's / this, {lengths[-1]:,}", "published"]]
+        for dtype, (name, method) in product(DTYPES, METHODS.items()):
+            errors = [rows.get((dtype, name, n)) for n in lengths]
+            base = rows.get((dtype, "standard", lengths[-1]))
+            if any(errors):
+                gain = f"{base / errors[-1]:.2f}x" if base and errors[-1] else MISSING
+                texts = [MISSING if x is None else f"{x:.1e}" for x in errors]
+                published = method.published if dtype == "float16" else MISSING
+                lines.append([method.label, dtype, *texts, gain, published])
+        made[f"rmse_d{dim}"] = markdown(lines, left=(0, 1))
+    return made

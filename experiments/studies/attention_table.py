@@ -5,28 +5,20 @@ with the reason. See docs/results/memory.md.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments.bench.cases import DTYPES
-from experiments.bench.step import DIRECTIONS, Step, draw
+from experiments.bench.step import DIRECTIONS
 from experiments.common.figures import PAGE, curve, file_name, length_axis, plain_log_axis
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import methods, runner
-from experiments.studies.methods import (
-    METHODS,
-    PUBLISHED,
-    PaddedCase,
-    PaddedGate,
-    Setting,
-    compiled,
-)  # fmt: skip
+from experiments.studies.methods import METHODS, Setting
 from experiments.studies.runner import Run, choices, latest
 
 KEY = "method direction dropout padding batch heads n head_dim dtype".split()
@@ -68,23 +60,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Case(Setting):
-    """A setting as a case: what follows from its mask is a field of the row."""
-
-    def row(self) -> Row:
-        mask, density = self.mask()
-        return asdict(self) | {"mask": mask, "density": density}
-
-    def mask(self) -> tuple[str, float | None]:
-        """Return the mask of a block-sparse method and its density."""
-        if self.about.kind not in ("sparse", *PUBLISHED):
-            return "", None
-        case = self.case(self.make(torch.device("cpu")))
-        return case.mask, case.density
-
-
-def cases(run: Run) -> list[Case]:
+def cases(run: Run) -> list[Setting]:
     """Return the settings: the plain table first, and in it the short lengths.
 
     From 131,072 tokens on, batches shrink so that the tokens of a batch stay those of 65,536.
@@ -96,7 +72,7 @@ def cases(run: Run) -> list[Case]:
     if not 0 <= o.dropout < 1:
         raise ValueError(f"dropout={o.dropout}: give a number from 0 to below 1")
     return [
-        Case(
+        Setting(
             name, max(1, min(o.batch, o.batch * 65536 // n)), o.heads, n, o.head_dim, o.dtype,
             o.dropout if dropout else 0.0, padding,
         )
@@ -107,14 +83,12 @@ def cases(run: Run) -> list[Case]:
     ]  # fmt: skip
 
 
-def ways(case: Case, run: Run) -> list[Row]:
-    """Return the directions."""
+def ways(case: Setting, run: Run) -> list[Row]:
     return [{"direction": direction} for direction in DIRECTIONS]
 
 
-def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what measures a direction: a setting that cannot run is not made at all."""
-    made = cache(lambda: prepared(case, run.device))
+def opened(case: Setting, run: Run) -> Callable[[Row], dict[str, Any]]:
+    made = cache(lambda: case.prepared(run.device))
 
     def one(row: Row) -> dict[str, Any]:
         case.check(run.device)
@@ -129,25 +103,7 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
     return one
 
 
-def prepared(case: Case, device: torch.device) -> tuple[Step, float | None]:
-    """Return forward and backward of a setting, and its error where it is exact."""
-    made, lengths = case.make(device), case.lengths(device)
-    ends = () if lengths is None else tuple(lengths.tolist())
-    padded = PaddedCase(**asdict(case.case(made)), lengths=ends)
-    q, k, v = draw(padded, device)
-    plan = None if lengths is None else made.plan(lengths, q.dtype)
-    call = compiled(made, device) if case.about.compiled else made
-    qkv = (q, q if made.shared_qk else k, v)
-    step = Step(lambda q, k, v: call(q, k, v, plan), qkv, tuple(made.parameters()))
-    if not case.about.exact:
-        return step, None
-    made.eval()  # without dropout
-    error = step.error(PaddedGate(padded, *qkv))
-    made.train()
-    return step, error
-
-
-def refuse_slow(case: Case, row: Row, run: Run) -> None:
+def refuse_slow(case: Setting, row: Row, run: Run) -> None:
     """Raise TimeoutError for a call that would take too long, by the growth of its work since the
     last length.
     """

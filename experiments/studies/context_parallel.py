@@ -13,14 +13,17 @@ transfers left out: the difference is what they cost. See docs/guide/many_gpus.m
 
 import os
 import shlex
+import shutil
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -34,12 +37,12 @@ from torch import Tensor
 import sparseflash
 from experiments.bench.cases import DTYPES, Case
 from experiments.bench.gate import Gate
-from experiments.bench.timing import MIB
+from experiments.bench.step import MIB, draw
 from experiments.common.devices import find_device
-from experiments.common.rows import OK, Row, Rows, found, last_versions
+from experiments.common.rows import Row, found, last_versions
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import runner
-from experiments.studies.runner import choices, free, why
+from experiments.studies.runner import choices, free
 from masks import interop
 from sparseflash.distributed import ContextParallel, context_parallel
 
@@ -47,12 +50,11 @@ KEY = "provider direction heads kv_heads n_q head_dim dtype ranks link".split()
 PROVIDERS = ("ours", "heads", "torch", "ring", "one")
 DIRECTIONS = ("forward", "backward")
 BLOCK = 128
+entered = ExitStack()  # what the way that is measured has entered
 
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    """The options of this study."""
-
     name: str = "context_parallel"
     ranks: int = 2
     masks: list[str] = field(default_factory=list)  # []: those of MASKS; n stands for the length
@@ -78,18 +80,12 @@ def documents(n: int) -> str:
     return f"documents({tuple(map(int, lengths))}) & causal()"
 
 
-def grid(n: int) -> tuple[int, int]:
-    """Return the sides of an image of n tokens."""
-    height = 2 ** (int(np.log2(n)) // 2)
-    return height, n // height
-
-
 MASKS: dict[str, Callable[[int], str]] = {  # by name, of n tokens
     "window": lambda n: f"sliding({n // 32}) & causal()",
     "documents": documents,
     "Longformer": lambda n: f"local({n // 128}) | global_tokens(64)",
     "BigBird by head": lambda n: f"bigbird({BLOCK}, 3)",
-    "NATTEN": lambda n: f"neighborhood({grid(n)}, 31)",
+    "NATTEN": lambda n: f"neighborhood({(h := 2 ** (int(np.log2(n)) // 2), n // h)}, 31)",
     "block diffusion": lambda n: f"block_diffusion({n // 32})",
     "causal": lambda n: "causal()",
     "random .1": lambda n: "random_blocks(0.1, block=128)",
@@ -97,83 +93,81 @@ MASKS: dict[str, Callable[[int], str]] = {  # by name, of n tokens
 
 
 def collect(options: Options) -> None:
-    """Measure what the rows lack, in a process for each rank."""
+    """Measure what the rows lack, in a process for each rank; those but the first keep no rows."""
     device = find_device(options.device)
     choices(options, providers=PROVIDERS, dtype=DTYPES)
     if device.type == "cuda" and torch.cuda.device_count() < options.ranks:
         count = torch.cuda.device_count()
         raise ValueError(f"ranks={options.ranks}: this machine has {count} GPUs; device=cpu works")
-    rows = Rows(options.rows, KEY, allow_changes=options.allow_changes)
-    command = shlex.join(["python", "-m", "experiments.study", *sys.argv[1:]])
-    origin = rows.origin(device, command)
-    link = {"link": "gloo" if device.type == "cpu" else "nvlink"}
-    if not options.peer_access:
-        link = {"link": "host memory"}
-    todo = []
-    for n in options.lengths:
-        for heads in options.heads:
-            q_heads, kv_heads = map(int, heads.split(":"))
-            for mask in options.masks or [make(n) for make in MASKS.values()]:
-                case = Case(mask, 1, q_heads, kv_heads, n, n, options.head_dim, options.dtype,
-                            BLOCK, BLOCK)  # fmt: skip
-                case.check()
-                facts = {"mask": mask, "heads": q_heads, "kv_heads": kv_heads, "n_q": n,
-                         "head_dim": options.head_dim, "dtype": options.dtype,
-                         "ranks": options.ranks, **link, **origin}  # fmt: skip
-                lacking = [
-                    name for name in options.providers
-                    if not all(
-                        rows.find({**facts, "provider": name, "direction": d}) for d in DIRECTIONS
-                    )
-                ]  # fmt: skip
-                if lacking:
-                    todo.append((case, facts, lacking))
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    environment = {} if options.peer_access else {"NCCL_P2P_DISABLE": "1"}
-    with mock.patch.dict(os.environ, environment):
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(s.getsockname()[1])}
+    place |= {} if options.peer_access else {"NCCL_P2P_DISABLE": "1"}
+    command = shlex.join(["python", "-m", "experiments.study", *sys.argv[1:]])
+    with mock.patch.dict(os.environ, place), tempfile.TemporaryDirectory() as folder:
+        names = [options.rows, *(f"{folder}/{i}.jsonl" for i in range(1, options.ranks))]
+        for name in names[1:] if Path(options.rows).exists() else ():
+            shutil.copy(options.rows, name)
         mp.start_processes(  # pyright: ignore[reportPrivateImportUsage]
-            _rank, (port, device.type, options, todo), options.ranks, start_method="spawn"
+            _rank, (device.type, options, names, command), options.ranks, start_method="spawn"
         )
 
 
-def _rank(rank: int, port: int, kind: str, options: Options, todo: list[Any]) -> None:
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+def _rank(rank: int, kind: str, options: Options, names: list[str], command: str) -> None:
     if kind == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(rank)
     else:
         torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     backend, timeout = "nccl" if kind == "cuda" else "gloo", timedelta(minutes=5)
     dist.init_process_group(backend, rank=rank, world_size=options.ranks, timeout=timeout)
-    rows = Rows(options.rows, KEY, allow_changes=options.allow_changes) if rank == 0 else None
-    end = time.monotonic() + 60 * options.minutes
-    for case, facts, providers in todo:
-        late = torch.tensor(float(time.monotonic() > end), device=device)
-        dist.broadcast(late, 0)
-        if late.item():
-            if rows:
-                print("rows are left: repeat the command to go on")
-            break
-        measured = Measured(case, device, options.seconds)
-        for name in providers:
-            if name == "one" and rank:  # its failure on one rank must not leave the others waiting
-                continue
-            try:
-                made = measured.rows(name)
-            except Exception as error:  # one failure is a result, not the end of the run
-                made = [{"direction": d, "status": why(error)} for d in DIRECTIONS]
-            free(device)
-            for row in made:
-                if rows is None:
-                    break
-                row = {**facts, "provider": name, "density": case.density, **row}
-                rows.append(row)
-                ms = f"{row['ms_median']:.4g} ms" if row["status"] == OK else row["status"]
-                print(f"{case.heads}:{case.kv_heads} {case.n_q} {case.mask[:30]:30}", end="  ")
-                print(f"{name:6} {row['direction']:8} {ms}", flush=True)
+    device = f"{kind}:{rank}" if kind == "cuda" else kind
+    if rank:
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+    own = replace(options, rows=names[rank], device=device)
+    Run(sys.modules[__name__], own, command).go()
     dist.destroy_process_group()
+
+
+class Run(runner.Run):
+    """The same turns on every rank."""
+
+    def late(self, end: float) -> bool:
+        late = torch.tensor(float(super().late(end)), device=self.device)
+        dist.broadcast(late, 0)
+        return bool(late.item())
+
+
+def cases(run: runner.Run) -> list[Case]:
+    o, made = run.options, []
+    for n in o.lengths:
+        for heads in o.heads:
+            q_heads, kv_heads = map(int, heads.split(":"))
+            sizes = 1, q_heads, kv_heads, n, n, o.head_dim, o.dtype, BLOCK, BLOCK
+            made += [Case(mask, *sizes) for mask in o.masks or [make(n) for make in MASKS.values()]]
+    for case in made:
+        case.check()
+    return made
+
+
+def ways(case: Case, run: runner.Run) -> list[Row]:
+    o = run.options
+    link = "gloo" if run.device.type == "cpu" else "nvlink" if o.peer_access else "host memory"
+    about = {"ranks": o.ranks, "link": link}
+    return [{"provider": p, "direction": d, **about} for p in o.providers for d in DIRECTIONS]
+
+
+def opened(case: Case, run: runner.Run) -> Callable[[Row], dict[str, Any]]:
+    measured = Measured(case, run.device, run.options.seconds)
+
+    def one(row: Row) -> dict[str, Any]:
+        if (
+            row["provider"] == "one" and dist.get_rank()
+        ):  # its failure must not leave others waiting
+            return {}
+        call, plan, facts = measured.prepared(row["provider"])
+        return facts | measured.timed(call, plan, row["direction"])
+
+    return one
 
 
 class Gathered:
@@ -196,85 +190,68 @@ class Measured:
 
     def __init__(self, case: Case, device: torch.device, seconds: float):
         self.case, self.device, self.seconds = case, device, seconds
-        self.options: dict[str, Any] = {"heads": case.heads, "kv_heads": case.kv_heads}
-        self.options |= {"head_dim": case.head_dim}
-
-        generator = torch.Generator(device).manual_seed(0)
-        heads = case.heads, case.kv_heads, case.kv_heads
-        shapes = [(case.batch, h, case.n_q, case.head_dim) for h in heads]
-        self.whole = [
-            torch.randn(s, generator=generator, device=device, dtype=DTYPES[case.dtype])
-            for s in shapes
-        ]
+        self.whole = [t.detach() for t in draw(case, device)]
         self.gate = Gate(case, *self.whole)
+        self.prepared = lru_cache(1)(self._prepared)
 
     def plan(self, **how: Any) -> ContextParallel:
         """Return a plan of the whole sequence."""
-        return context_parallel(None, self.case.blocks, self.case.n_q, **self.options, **how)
+        sizes = {name: getattr(self.case, name) for name in ("heads", "kv_heads", "head_dim")}
+        return context_parallel(None, self.case.blocks, self.case.n_q, **sizes, **how)
 
-    def rows(self, name: str) -> list[Row]:
-        """Return the rows of both directions, after the gate."""
-        with ExitStack() as stack:
-            start = time.perf_counter()
-            call, plan, facts = getattr(self, f"_{name}")(stack)
-            facts = {"plan_ms": 1000 * (time.perf_counter() - start), **facts}
-            error = self._gate(call, plan)
-            if status := self.gate.verdict(error):
-                return [{"direction": d, "status": status, "error": error} for d in DIRECTIONS]
-            return [
-                {"direction": d, "status": OK, "error": error, **facts, **row}
-                for d, row in self._timed(call, plan).items()
-            ]
+    def _prepared(self, name: str) -> tuple[Any, ContextParallel | None, Row]:
+        """Return the call of a way, its plan, and fields of its rows, after the gate."""
+        entered.close()
+        free(self.device)  # what the way before held
+        start = time.perf_counter()
+        call, plan, facts = getattr(self, f"_{name}")()
+        facts = {"plan_ms": 1000 * (time.perf_counter() - start), **facts}
+        return call, plan, facts | {"error": self.gate.passed(self._error(call, plan))}
 
     def _own(self, plan: ContextParallel | None, x: Tensor) -> Tensor:
         return x.detach() if plan is None else plan.shard(x, 2)
 
-    def _gate(self, call: Any, plan: ContextParallel | None) -> float:
+    def _error(self, call: Any, plan: ContextParallel | None) -> float:
         """Return the larger error of both directions, on every rank."""
         gate = self.gate
         q, k, v = (self._own(plan, x).requires_grad_() for x in self.whole)
         out = call(q, k, v)
         grads = torch.autograd.grad(out, (q, k, v), self._own(plan, gate.dout))
-        found = [Gathered(x, plan) for x in (out.detach(), *grads)]
-        error = max(gate.forward_error(found[0]), gate.backward_error(*found[1:]))  # type: ignore[arg-type]
+        found: Any = [Gathered(x, plan) for x in (out.detach(), *grads)]
+        error = max(gate.forward_error(found[0]), gate.backward_error(*found[1:]))
         vars(gate).pop("dout", None)  # as large as out
         return self._most(error, plan)
 
-    def _timed(self, call: Any, plan: ContextParallel | None) -> dict[str, Row]:
-        small = self.device.type == "cpu"
+    def timed(self, call: Any, plan: ContextParallel | None, direction: str) -> Row:
+        """Return times of a direction, what it sends, and the peak of both."""
+        gpu = self.device.type == "cuda"
         q, k, v = (self._own(plan, x).requires_grad_() for x in self.whole)
         free(self.device)
-        before = 0 if small else torch.cuda.memory_allocated(self.device)
-        if not small:
+        before = torch.cuda.memory_allocated(self.device) if gpu else 0
+        if gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         out = call(q, k, v)
         dout = torch.randn_like(out)
-
-        def forward() -> Any:
-            return call(q, k, v)
-
-        def backward() -> Any:
-            return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
-
-        backward()
-        peak = 0 if small else torch.cuda.max_memory_allocated(self.device) - before
-        made = {}
-        for direction, run in (("forward", forward), ("backward", backward)):
-            sent = plan.bytes_sent if plan else 0
-            run()
-            moved = self._most(plan.bytes_sent - sent if plan else 0, plan)
-            ms = self._times(run, plan)
-            with mock.patch.object(dist, "all_to_all_single", _nothing):
-                local = self._times(run, plan) if moved else ms
-            flops = self.case.flops(direction) / (1 if plan is None else dist.get_world_size())
-            made[direction] = {
-                "ms_median": float(np.median(ms)), "ms_p20": float(np.quantile(ms, 0.2)),
-                "ms_p80": float(np.quantile(ms, 0.8)), "calls": len(ms),
-                "ms_local": float(np.median(local)),
-                "tflops": flops / float(np.median(ms)) / 1e9,
-                "mb_sent": moved / 1e6, "peak_mib": self._most(peak, plan) / MIB,
-            }  # fmt: skip
-        return made
+        calls = {
+            "forward": lambda: call(q, k, v),
+            "backward": lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True),
+        }
+        run = calls[direction]
+        calls["backward"]()
+        peak = torch.cuda.max_memory_allocated(self.device) - before if gpu else 0
+        sent = plan.bytes_sent if plan else 0
+        run()
+        moved = self._most(plan.bytes_sent - sent if plan else 0, plan)
+        ms = self._times(run, plan)
+        with mock.patch.object(dist, "all_to_all_single", _nothing):
+            local = self._times(run, plan) if moved else ms
+        median, p20, p80 = map(float, np.quantile(ms, [0.5, 0.2, 0.8]))
+        flops = self.case.flops(direction) / (1 if plan is None else dist.get_world_size())
+        return {
+            "ms_median": median, "ms_p20": p20, "ms_p80": p80, "calls": len(ms),
+            "ms_local": float(np.median(local)), "tflops": flops / median / 1e9,
+            "mb_sent": moved / 1e6, "peak_mib": self._most(peak, plan) / MIB,
+        }  # fmt: skip
 
     def _times(self, run: Any, plan: ContextParallel | None) -> list[float]:
         """Return milliseconds of calls that all ranks begin together, each of the slowest rank.
@@ -317,19 +294,19 @@ class Measured:
 
     # ---- ways: each returns (call of own q, k and v, plan, fields of the rows) ----
 
-    def _ours(self, stack: ExitStack, **how: Any) -> Any:
+    def _ours(self, **how: Any) -> Any:
         plan = self.plan(**how)
         facts = {"owner": plan.partition.name, "route": plan.route}
         facts |= {"imbalance": plan.partition.imbalance, "share": plan.partition.share}
         return partial(sparseflash.attention, mask=plan), plan, facts
 
-    def _heads(self, stack: ExitStack) -> Any:
-        return self._ours(stack, route="heads", owner="contiguous")
+    def _heads(self) -> Any:
+        return self._ours(route="heads", owner="contiguous")
 
-    def _one(self, stack: ExitStack) -> Any:
+    def _one(self) -> Any:
         return partial(sparseflash.attention, mask=self.case.blocks), None, {}
 
-    def _torch(self, stack: ExitStack) -> Any:
+    def _torch(self) -> Any:
         from torch._functorch import config
         from torch.distributed.tensor.experimental._context_parallel import flex_cp_allgather
         from torch.nn.attention.flex_attention import flex_attention
@@ -363,7 +340,7 @@ class Measured:
 
         return call, plan, {"owner": name}
 
-    def _ring(self, stack: ExitStack) -> Any:
+    def _ring(self) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.experimental import context_parallel as shared
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -375,8 +352,8 @@ class Measured:
         mesh = init_device_mesh("cuda", (dist.get_world_size(),))
         plan = self.plan(owner="zigzag", route="keys")
         whole = torch.zeros(1, 1, self.case.n_q, 1, device=self.device)
-        stack.enter_context(sdpa_kernel(SDPBackend.FLASH_ATTENTION))
-        stack.enter_context(shared(mesh, buffers=[whole], buffer_seq_dims=[2]))
+        entered.enter_context(sdpa_kernel(SDPBackend.FLASH_ATTENTION))
+        entered.enter_context(shared(mesh, buffers=[whole], buffer_seq_dims=[2]))
         group = self.case.heads // self.case.kv_heads
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

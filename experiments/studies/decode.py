@@ -7,25 +7,22 @@ device in the same run. See docs/guide/decoding.md.
 """
 
 import importlib
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import masks
 import sparseflash
+from experiments.bench import providers as bench
 from experiments.bench.cases import DENSE, DTYPES, Case
 from experiments.bench.gate import LIMIT, WrongResult
 from experiments.bench.provider import Provider
-from experiments.bench.timing import Times, in_graph, measure
+from experiments.bench.step import Times, in_graph, measure
 from experiments.common.devices import free_memory
 from experiments.common.rows import OK, Found, Row, last_versions
 from experiments.common.tables import markdown, pivot
@@ -33,7 +30,6 @@ from experiments.studies import runner
 from experiments.studies.runner import Run, choices, grid
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
-from sparseflash.schedule.blocks import Schedule
 from sparseflash.testing import oracle, relative_error
 
 KEY = "provider step page batch heads kv_heads n_q n head_dim dtype round".split()
@@ -124,14 +120,12 @@ class Inputs:
 
         self.q = drawn(step.batch, step.heads, step.n_q, step.head_dim)
         self.lengths = torch.full((step.batch,), step.n, dtype=torch.int32, device=device)
-        self.caches = [(drawn(*shape), drawn(*shape)) for _ in range(self._count())]
-
-    def _count(self) -> int:
-        if self.device.type != "cuda":
-            return 1
-        whole = read_bytes(self.step, self.step.n)
-        wanted = -(-COLD // int(read_bytes(self.step, self.keys)))
-        return max(1, min(max(2, wanted), MOST_CACHES, int(free_memory(self.device) / 2 / whole)))
+        count = 1
+        if device.type == "cuda":
+            wanted = -(-COLD // int(read_bytes(step, self.keys)))
+            fit = int(free_memory(device) / 2 / read_bytes(step, step.n))
+            count = max(1, min(max(2, wanted), MOST_CACHES, fit))
+        self.caches = [(drawn(*shape), drawn(*shape)) for _ in range(count)]
 
     @property
     def keys(self) -> float:
@@ -186,68 +180,42 @@ class Inputs:
         return taken.repeat_interleave(BLOCK, 1).expand(self.step.n_q, -1)
 
 
-class Decoder(Provider):
-    """One that decodes a step; a subclass says for which steps and where."""
-
-    def concerns(self, case: Found) -> bool:
-        return True
-
-    def calls(self, inputs: Inputs, choosing: bool) -> list[Call]:
-        """Return a call for every cache, which with `choosing` chooses its blocks itself."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class SparseFlash(Decoder):
-    """`sparseflash.decode` with one backend."""
+class Ours(Provider):
+    """`sparseflash.decode`; the label is the backend."""
 
     own = True
 
     def calls(self, inputs: Inputs, choosing: bool) -> list[Call]:
-        step, which = inputs.step, range(len(inputs.caches))
+        """Return a call for every cache, which with `choosing` chooses its blocks itself."""
+        step, mask = inputs.step, None
         extents = step.n_q, step.n, step.batch, step.kv_heads, inputs.device
-        planned: list[Any] = [None] * len(inputs.caches)
-        if selected(step):
-            planned = [schedule_from_selection(inputs.choose(i), *extents) for i in which]
-        elif step.mask != DENSE:
-            planned = [masks.parse(step.mask)] * len(inputs.caches)
+        if not selected(step) and step.mask != DENSE:
+            mask = masks.parse(step.mask)
 
-        def call(i: int, mask: masks.Mask | Schedule | None) -> Tensor:
+        def call(i: int, made: Any) -> Tensor:
             return sparseflash.decode(
-                inputs.q, *inputs.caches[i], inputs.choose(i) if choosing else mask,
+                inputs.q, *inputs.caches[i], inputs.choose(i) if choosing else made,
                 lengths=inputs.lengths, block_table=inputs.table, backend=self.label,
             )  # fmt: skip
 
-        return [partial(call, i, mask) for i, mask in enumerate(planned)]
+        planned = lambda i: schedule_from_selection(inputs.choose(i), *extents)  # noqa: E731
+        made = [planned(i) if selected(step) else mask for i in range(len(inputs.caches))]
+        return [partial(call, i, each) for i, each in enumerate(made)]
 
 
 @dataclass(frozen=True)
-class Sdpa(Decoder):
+class Sdpa(bench.Sdpa):
     """torch's scaled_dot_product_attention over a contiguous cache, by the kernel named."""
-
-    kernel: SDPBackend | None = None
 
     def concerns(self, case: Found) -> bool:
         return case.mask == DENSE and not case.page
 
-    def unsupported(self, case: Found, device: torch.device, direction: str) -> str | None:
-        needs = self.kernel is not None and device.type != "cuda"
-        return f"needs a CUDA device, not {device}" if needs else None
-
     def calls(self, inputs: Inputs, choosing: bool) -> list[Call]:
-        gqa = inputs.step.heads != inputs.step.kv_heads
-
-        def call(which: int) -> Tensor:
-            with warnings.catch_warnings():  # why a kernel refuses: the row says that it does
-                warnings.simplefilter("ignore")
-                with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-                    k, v = inputs.caches[which]
-                    return F.scaled_dot_product_attention(inputs.q, k, v, enable_gqa=gqa)
-
-        return [partial(call, i) for i in range(len(inputs.caches))]
+        call = self.prepare(inputs.step, inputs.device)  # type: ignore[arg-type]
+        return [partial(call, inputs.q, *cache) for cache in inputs.caches]
 
 
-class FlashInfer(Decoder):
+class FlashInfer(Provider):
     """FlashInfer over a cache in pages, where it is installed."""
 
     package, install = "flashinfer-python", "pip install flashinfer-python"
@@ -257,9 +225,8 @@ class FlashInfer(Decoder):
         return case.mask == DENSE and case.page > 0
 
     def unsupported(self, case: Found, device: torch.device, direction: str) -> str | None:
-        if device.type != "cuda":
-            return f"needs a CUDA device, not {device}"
-        return self.missing()
+        needs = f"needs a CUDA device, not {device}"
+        return self.missing() if device.type == "cuda" else needs
 
     def calls(self, inputs: Inputs, choosing: bool) -> list[Call]:
         flashinfer, step, q = importlib.import_module("flashinfer"), inputs.step, inputs.q
@@ -279,20 +246,16 @@ class FlashInfer(Decoder):
             wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(shared, "NHD")
             wrapper.plan(start * step.n_q, *paging, *sizes, causal=False, q_data_type=q.dtype)
         tokens = q.transpose(1, 2).flatten(0, 1).contiguous()  # (B * n_q, H, D)
-
-        def call(which: int) -> Tensor:
-            out = wrapper.run(tokens, inputs.caches[which])
-            return out.unflatten(0, (step.batch, step.n_q)).transpose(1, 2)
-
-        return [partial(call, i) for i in range(len(inputs.caches))]
+        turned = lambda out: out.unflatten(0, (step.batch, -1)).transpose(1, 2)  # noqa: E731
+        return [lambda cache=cache: turned(wrapper.run(tokens, cache)) for cache in inputs.caches]
 
 
-PROVIDERS: dict[str, Decoder] = {
-    "triton": SparseFlash("triton"),
-    "cpu": SparseFlash("cpu"),
-    "sdpa": Sdpa("SDPA"),
-    "sdpa_flash": Sdpa("FlashAttention-2", kernel=SDPBackend.FLASH_ATTENTION),
-    "sdpa_cudnn": Sdpa("cuDNN", kernel=SDPBackend.CUDNN_ATTENTION),
+PROVIDERS: dict[str, Any] = {
+    **{name: Ours(name) for name in ("triton", "cpu")},
+    **{
+        name: Sdpa(name, kernel=bench.PROVIDERS[name].kernel)  # type: ignore[attr-defined]
+        for name in ("sdpa", "sdpa_flash", "sdpa_cudnn")
+    },
     "flashinfer": FlashInfer("FlashInfer"),
 }
 
@@ -321,7 +284,6 @@ def cases(run: Run) -> list[Found]:
 
 
 def ways(step: Found, run: Run) -> list[Row]:
-    """Return the providers that a step concerns, with and without the choice of blocks."""
     what = ("decode", CHOOSING) if selected(step) else ("decode",)
     names = [name for name in run.options.providers if PROVIDERS[name].concerns(step)]
     return [
@@ -333,7 +295,6 @@ def ways(step: Found, run: Run) -> list[Row]:
 
 @torch.no_grad()
 def opened(step: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what measures the call of a provider."""
     inputs, device = Inputs(step, run.device), run.device
 
     @torch.no_grad()
@@ -376,9 +337,7 @@ def time_of(calls: Sequence[Call], device: torch.device, seconds: float) -> Time
         for call in calls:
             call()
 
-    run: Callable[[], object] | None = every
-    if device.type == "cuda":
-        run = in_graph(every, device)
+    run = in_graph(every, device) if device.type == "cuda" else every
     if run is None:
         raise ValueError("it waits for the GPU, so that no CUDA graph can hold it")
     median, p20, p80, _ = measure(run, device, seconds)

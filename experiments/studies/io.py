@@ -10,27 +10,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
-from experiments.bench.cases import DENSE, DTYPES, Case
+from experiments.bench.cases import DTYPES, Case
 from experiments.bench.cost import cost, flops, standard_accesses
-from experiments.bench.gate import Gate
-from experiments.bench.providers import SparseFlash
-from experiments.bench.step import Step, draw
 from experiments.common.provenance import ROOT
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import methods, runner
-from experiments.studies.methods import METHODS, Setting, compiled
+from experiments.studies.methods import METHODS, Setting, block_of
 from experiments.studies.runner import Run, choices, latest
 
 KEY = "part method batch heads n head_dim dtype block".split()
 SOURCES = methods.SOURCES
 PARTS = ("shape", "sparsity")
-OURS = "flash"  # ours, under any mask
 BYTES = ("dram__bytes_read.sum", "dram__bytes_write.sum")  # of Nsight Compute
 # Figure 2 (left) of FlashAttention: GPT-2 medium, forward and backward, A100: GFLOP, GB and ms
 FIGURE_2 = {"standard": (66.6, 40.3, 41.7), "FlashAttention": (75.2, 4.4, 7.3)}
@@ -49,54 +45,31 @@ class Options(runner.Options):
     dtype: str
     densities: list[float] = field(default_factory=lambda: [1.0, 0.75, 0.5, 0.25, 0.125, 0.0625])
     sparse_n: int  # tokens of the part sparsity, with as many in a batch
-    sparse_block: int  # tokens of its blocks
 
 
 DEFAULTS = {
     "cuda": Options(
-        methods=["standard", "compiled", "sdpa_flash", "sdpa_cudnn", OURS], batch=64, heads=16,
-        dtype="bfloat16", seconds=0.15, sparse_n=4096, sparse_block=128,
+        methods=["standard", "compiled", "sdpa_flash", "sdpa_cudnn", "flash"], batch=64, heads=16,
+        dtype="bfloat16", seconds=0.15, sparse_n=4096,
     ),
     "cpu": Options(
-        methods=["standard", "compiled", "sdpa", OURS], batch=1, heads=4, dtype="float32",
-        seconds=0.3, sparse_n=2048, sparse_block=64,
+        methods=["standard", "compiled", "sdpa", "flash"], batch=1, heads=4, dtype="float32",
+        seconds=0.3, sparse_n=2048,
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One thing to measure: a method on a case. Only ours takes a mask."""
+class Measured(Setting):
+    """A method at one shape, with the counts of the model."""
 
-    part: str
-    method: str
-    case: Case
+    part: str = "shape"
 
     def row(self) -> Row:
-        """Return its fields of a row, with the counts of the model."""
-        case = self.case
-        sizes = {n: getattr(case, n) for n in "batch heads head_dim dtype mask density".split()}
-        what = {"part": self.part, "method": self.method, "n": case.n_q, "block": case.block_q}
-        counts = {
-            "gflop": work(self.method, case) / 1e9,
-            "model_gb": traffic(self.method, case) / 1e9,
-        }
-        return sizes | what | counts
-
-    def step(self, device: torch.device) -> Step:
-        """Return forward and backward, ready to run."""
-        case = self.case
-        if self.method == OURS:
-            return Step(SparseFlash("auto").prepare(case, device), draw(case, device))
-        made = self.setting.make(device)
-        attend = compiled(made, device) if METHODS[self.method].compiled else made
-        return Step(attend, draw(case, device))
-
-    @property
-    def setting(self) -> Setting:
-        """The method without a mask."""
-        case = self.case
-        return Setting(self.method, case.batch, case.heads, case.n_q, case.head_dim, case.dtype)
+        case = self.case(self.make(torch.device("cpu")))
+        counts = {"gflop": work(self.method, case), "model_gb": traffic(self.method, case)}
+        about = {"mask": case.mask, "density": case.density, "block": case.block_q}
+        return asdict(self) | about | {name: count / 1e9 for name, count in counts.items()}
 
 
 def work(method: str, case: Case) -> float:
@@ -129,31 +102,21 @@ def cases(run: Run) -> list[Measured]:
     o, made = run.options, []
     exact = [name for name, m in METHODS.items() if m.exact and not m.mask and name != "sparse"]
     choices(o, parts=PARTS, methods=exact, dtype=DTYPES)
-    sizes = o.batch, o.heads, o.heads, o.n, o.n, o.head_dim, o.dtype
-    shape = Case(DENSE, *sizes, 0, 0)
-
     if "shape" in o.parts:
-        made += [Measured("shape", name, shape) for name in o.methods]
+        made += [Measured(m, o.batch, o.heads, o.n, o.head_dim, o.dtype) for m in o.methods]
     if "sparsity" in o.parts:
         n, batch = o.sparse_n, max(1, o.batch * o.n // o.sparse_n)
-        longer = replace(shape, batch=batch, n_q=n, n_k=n)
-        made.append(Measured("sparsity", OURS, longer))
-        sizes = {"block_q": (block := o.sparse_block), "block_k": block}
+        sizes, block = (batch, o.heads, n, o.head_dim, o.dtype), block_of(n)
         texts = [f"random_blocks({density}, block={block})" for density in o.densities]
-        made += [Measured("sparsity", OURS, replace(longer, mask=t, **sizes)) for t in texts]
-    for what in made:
-        if what.case.block_q:
-            what.case.check()
+        made.append(Measured("flash", *sizes, part="sparsity"))
+        made += [Measured("sparse", *sizes, mask=text, part="sparsity") for text in texts]
     return made
 
 
 def opened(what: Measured, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what measures time, memory and, on a GPU, the bytes by Nsight Compute."""
-
     def one(row: Row) -> dict[str, Any]:
-        what.setting.check(run.device)
-        step = what.step(run.device)
-        error = step.error(Gate(what.case, *step.qkv))
+        what.check(run.device)
+        step, error = what.prepared(run.device)
         memory = {"saved_mib": step.saved_mib(), "peak_mib": step.peak_mib(run.device)}
         times = step.time("both", run.device, run.options.seconds)
         moved = counted_gb(what) if run.device.type == "cuda" else None
@@ -195,10 +158,9 @@ def parsed(text: str) -> float | None:
     return sum(numbers) if numbers else None
 
 
-def counted(task: dict[str, Any], device: str = "cuda") -> None:
-    """Make the call of a case once to compile it, and once for the profiler."""
-    what = Measured(task["part"], task["method"], Case(**task["case"]))
-    step = what.step(torch.device(device))
+def counted(what: Measured, device: str = "cuda") -> None:
+    """Make a call once to compile it, and once for the profiler."""
+    step, _ = what.prepared(torch.device(device))
     step.both()
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
@@ -207,18 +169,15 @@ def counted(task: dict[str, Any], device: str = "cuda") -> None:
     torch.cuda.profiler.stop()
 
 
-def newest(frame: Any) -> dict[str, list[Found]]:
-    """Return the rows of each part, one a measurement: the last, with the device and dtype of the
-    last row.
-    """
-    rows = latest(frame, "device dtype", (*KEY, "mask"))
-    return {part: [row for row in rows if row.part == part] for part in PARTS}
-
-
 def tables(frame: Any) -> dict[str, str]:
-    """Return the tables shape, with what is published, and sparsity."""
-    makers = {"shape": _shape, "sparsity": _sparsity}
-    return {part: markdown(makers[part](rows)) for part, rows in newest(frame).items() if rows}
+    """Return the tables shape, with what is published, and sparsity: the last of each measurement,
+    with the device and dtype of the last row.
+    """
+    rows, made = latest(frame, "device dtype", (*KEY, "mask")), {}
+    for part, lines in {"shape": _shape, "sparsity": _sparsity}.items():
+        if own := [row for row in rows if row.part == part]:
+            made[part] = markdown(lines(own))
+    return made
 
 
 def _shape(rows: Sequence[Found]) -> list[list[str]]:
@@ -254,4 +213,4 @@ def _sparsity(rows: Sequence[Found]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    counted(json.loads(sys.argv[1]))
+    counted(Measured(**json.loads(sys.argv[1])))

@@ -5,7 +5,6 @@ restricted. Runs are folders of experiments.train with task=files, or task=text 
 or archives.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments.common import figures as f
-from experiments.common.tables import MISSING, markdown
+from experiments.lra import table
 from experiments.lra.cells import Cell, Cells, Column, make_cells, sorted_rows
 from experiments.lra.curves import row_labels, row_styles
-from experiments.lra.runs import Run, read_runs, unpacked, write_archive
-from experiments.lra.table import accuracy_text, baseline_lines, density_lines
+from experiments.lra.runs import read_runs, unpacked, write_archive
 from experiments.studies import runner
 
 TASKS = ("files", "text")
@@ -36,58 +34,32 @@ DEFAULTS = dict.fromkeys(("cuda", "cpu"), Options())
 
 def collect(options: Options) -> None:
     """Write the archive of the runs on whole documents."""
-    documents(runs := read_runs(options.runs))
-    write_archive([run for run in runs if run.task in TASKS], Path(options.rows))
+    runs = [run for run in read_runs(options.runs) if run.task in TASKS and run.length]
+    if not runs:
+        remedy = "train first: python -m experiments.sweep sweep=files"
+        raise ValueError(f"runs: none has task=files or task=text; {remedy}")
+    write_archive(runs, Path(options.rows))
 
 
-def documents(runs: Sequence[Run]) -> dict[str, Cells]:
-    """Return the cells of each set of documents, by name.
+def tables(frame: Any) -> dict[str, str]:
+    """Return the tables of experiments.table, of which accuracy has lengths across."""
+    return table.tables(frame)
 
-    A set has one task, one source of data and one rule for the validation split.
 
-    Raise ValueError if no run is of whole documents.
+def _sets(frame: Any) -> dict[str, Cells]:
+    """Return the cells of each set of documents by name: of one task, one source of data and one
+    rule for the validation split.
     """
-    cells, _ = make_cells([run for run in runs if run.task in TASKS and run.length])
+    cells, _ = make_cells([unpacked(row) for row in frame.to_dict("records")])
     sets: dict[str, Cells] = {}
     for (row, column), cell in cells.items():
         name = Column(column.task, column.source, held_out=column.held_out).text
         sets.setdefault(name, {})[row, column] = cell
-    if not sets:
-        raise ValueError(
-            "no run has task=files or task=text; "
-            "train first: python -m experiments.sweep sweep=files"
-        )
     return sets
 
 
-def tables(frame: Any) -> dict[str, str]:
-    """Return a table of each set of documents of an archive."""
-    return {name: markdown(lines(cells)) for name, cells in _sets(frame).items()}
-
-
-def _sets(frame: Any) -> dict[str, Cells]:
-    return documents([unpacked(row) for row in frame.to_dict("records")])
-
-
-def lines(cells: Cells) -> list[list[str]]:
-    """Return accuracy, density and milliseconds of a training step by length, and shortcuts."""
-    columns = by_length(cells)
-    made = [["", *[f.token_text(column.length) for column in columns]]]
-    for row in sorted_rows(key for key, _ in cells):
-        own = [cells.get((row, column)) for column in columns]
-        made.append([f"{row.text}, accuracy (%)", *map(accuracy_text, own)])
-        made += density_lines(own)
-        made.append(["  ms a step", *(f"{ms:.3g}" if (ms := _ms(c)) else MISSING for c in own)])
-    return made + baseline_lines(cells, columns)
-
-
-def by_length(cells: Cells) -> list[Column]:
-    """Return the columns, short documents first."""
-    return sorted({column for _, column in cells}, key=lambda column: column.length)
-
-
-def _ms(cell: Cell | None) -> float | None:
-    return next(iter(cell.ms_by_place.values()), None) if cell else None
+def _ms(cell: Cell) -> float | None:
+    return next(iter(cell.ms_by_place.values()), None)
 
 
 def figures(frame: Any) -> dict[str, Figure]:
@@ -99,7 +71,8 @@ def figures(frame: Any) -> dict[str, Figure]:
 def _draw(name: str, cells: Cells) -> Figure:
     """Return accuracy by length on the left, and the time of a training step on the right."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(f.PAGE, 2.5))
-    columns, rows = by_length(cells), sorted_rows(key for key, _ in cells)
+    columns = sorted({column for _, column in cells}, key=lambda column: column.length)
+    rows = sorted_rows(key for key, _ in cells)
     styles, labels = row_styles(rows), row_labels(rows)
     for row in rows:
         own = {c.length: cells[row, c] for c in columns if (row, c) in cells}

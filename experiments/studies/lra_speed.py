@@ -7,17 +7,17 @@ a fixed number of tokens a batch. See docs/guide/lra.md.
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from experiments.bench.timing import MIB, Times
+from experiments.bench.step import MIB, Times
 from experiments.common import figures as f
 from experiments.common.program import CONF
 from experiments.common.rows import OK, Found, Row, found
@@ -95,7 +95,6 @@ class StepCase:
         return random_task(name, self.length or settings.task.get("max_length"), settings.batch)
 
     def row(self) -> Row:
-        """Return its fields of a row; `mask` follows from the option."""
         settings = self.settings()
         task, model = self.data(settings), settings.sizes
         lengths = task.splits["train"].lengths
@@ -110,7 +109,6 @@ class StepCase:
 
 
 def cases(run: Run) -> list[StepCase]:
-    """Return the tasks, then the sweep from short to long."""
     o = run.options
     tasks = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
     choices(o, tasks=tasks, attentions=lra.ATTENTIONS)
@@ -126,8 +124,6 @@ def cases(run: Run) -> list[StepCase]:
 
 
 def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what times the step of a training run."""
-
     def one(row: Row) -> dict[str, Any]:
         settings = case.settings()
         task, device = case.data(settings), torch.device(settings.device or "cpu")
@@ -169,22 +165,18 @@ def step_times(advance: Callable[[], object], device: torch.device, seconds: flo
         return (time.perf_counter() - start) / steps
 
     timed(1)
-    begun = time.perf_counter()
-    once = timed(1)
-    steps = max(1, min(MAX_STEPS, round(seconds / ROUNDS / max(once, 1e-6))))
-    found = [once] if steps == 1 else []
-    # very slow steps get fewer rounds
-    while len(found) < ROUNDS and (not found or time.perf_counter() - begun < 3 * seconds):
-        found.append(timed(steps))
-    median, p20, p80 = (1000 * float(t) for t in np.quantile(found, [0.5, 0.2, 0.8]))
+    once = max(timed(1), 1e-6)
+    steps = max(1, min(MAX_STEPS, round(seconds / ROUNDS / once)))
+    rounds = max(1, min(ROUNDS, int(3 * seconds / once / steps)))  # fewer of very slow steps
+    found = [1000 * timed(steps) for _ in range(rounds)]
+    median, p20, p80 = map(float, np.quantile(found, [0.5, 0.2, 0.8]))
     return Times(median, p20, p80, len(found))
 
 
 # ---- random data in the sizes of the tasks
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """The input that a task gives to the model."""
 
     vocab: int
@@ -244,10 +236,9 @@ def random_lengths(
     shape: Shape, rows: tuple[int, ...], longest: int, draw: np.random.Generator
 ) -> np.ndarray:
     """Return int32 lengths of shape `rows`, distributed as the task's and cut to `longest`."""
-    assert shape.lengths is not None
     parts, most = draw.choice(shape.joined, rows), max(shape.joined)
-    levels = np.linspace(0, 1, len(shape.lengths))
-    texts = np.interp(draw.random((most, *rows)), levels, shape.lengths)
+    levels = np.linspace(0, 1, len(shape.lengths or ()))
+    texts = np.interp(draw.random((most, *rows)), levels, shape.lengths or ())
     number = np.arange(most).reshape(-1, *[1] * len(rows))
     found = np.where(number < parts, texts, 0).sum(0)
     return np.clip(np.rint(found), 1, longest).astype(np.int32)
@@ -257,30 +248,20 @@ def random_lengths(
 
 
 def newest(frame: Any) -> list[Found]:
-    """Return the last of the rows that differ only in versions, source or mode."""
-    rows = [
-        Found(row | {"mask": row.mask or "", "option": row.option or ""}) for row in found(frame)
-    ]
-    return list({(work(row), row.attention, row.option): row for row in rows}.values())
-
-
-def work(row: Found) -> tuple[object, ...]:
-    """Return what rows must share to be compared."""
-    return tuple(row.get(name) for name in WORK)
-
-
-def gain(row: Found, rows: Iterable[Found]) -> float | None:
-    """Return the standard Transformer's time at the same work / that of the row."""
-    base = next((r for r in rows if r.attention == lra.BASE and work(r) == work(row)), None)
-    ours, theirs = row.ms_median, None if base is None else base.ms_median
-    return theirs / ours if ours and theirs else None
-
-
-def mean_gain(own: Iterable[Found], rows: list[Found]) -> tuple[float | None, int]:
-    """Return the geometric mean of the gains over the five tasks, and the number of tasks."""
-    gains = [gain(row, rows) for row in own if row.task in lra.AVERAGED]
-    gains = [value for value in gains if value is not None]
-    return statistics.geometric_mean(gains) if gains else None, len(gains)
+    """Return the last of the rows that differ only in versions, source or mode, in the order of the
+    paper's table; `gain` is the standard Transformer's time at the same work over that of the row.
+    """
+    rows = [Found(r | {"mask": r.mask or "", "option": r.option or ""}) for r in found(frame)]
+    work = lambda row: tuple(row.get(name) for name in WORK)  # noqa: E731
+    rows = [*{(work(row), row.attention, row.option): row for row in rows}.values()]
+    base: dict[Any, Any] = {}
+    for row in rows:
+        if row.attention == lra.BASE:
+            base.setdefault(work(row), row.ms_median)
+    for row in rows:
+        theirs = base.get(work(row))
+        row["gain"] = theirs / row.ms_median if theirs and row.ms_median else None
+    return rows
 
 
 def row_name(row: Found) -> str:
@@ -301,57 +282,48 @@ def tables(frame: Any) -> dict[str, str]:
         end = f": {', '.join(place)}" if len(places) > 1 else ""
         here = [row for row in rows if (row.device, row.precision) == place]
         if tasks := [row for row in here if row.task != SWEEP]:
-            made["steps" + end] = markdown(by_task(tasks))
+            first = {row.task: row for row in reversed(tasks)}
+            heads = {
+                t: f"{lra.LABELS.get(t, t)} {_size(first[t])}"
+                for t in sorted(first, key=partial(lra.order, lra.LABELS))
+            }
+            made["steps" + end] = markdown(_lines(tasks, "task", heads, mean=True))
         if sweep := [row for row in here if row.task == SWEEP]:
-            heads = {row.length: f.token_text(row.length) for row in sweep}
-            lines = _lines(sweep, "length", dict(sorted(heads.items())))
-            made[f"steps_by_length{end}"] = markdown(lines)
-    failed = [r for r in rows if r.status != OK]
-    if failed:
-        reasons = [f"{row_name(r)}, {r.task}, {f.token_text(r.length)}: {r.status}" for r in failed]
-        made["failed"] = "\n".join(f"- {reason}" for reason in reasons)
+            heads = {n: f.token_text(n) for n in sorted({row.length for row in sweep})}
+            made[f"steps_by_length{end}"] = markdown(_lines(sweep, "length", heads))
+    if failed := [row for row in rows if row.status != OK]:
+        made["failed"] = "\n".join(
+            f"- {row_name(r)}, {r.task}, {f.token_text(r.length)}: {r.status}" for r in failed
+        )
     return made
 
 
-def _by_name(rows: list[Found]) -> dict[str, list[Found]]:
-    """Return the rows of each attention, in the order of the paper's table."""
-    order = sorted(rows, key=lambda r: (lra.order(lra.ATTENTIONS, r.attention), r.option))
-    names = dict.fromkeys(map(row_name, order))
-    return {name: [row for row in rows if row_name(row) == name] for name in names}
-
-
-def _lines(rows: list[Found], across: str, heads: dict[Any, str]) -> list[list[str]]:
+def _lines(
+    rows: list[Found], across: str, heads: dict[Any, str], mean: bool = False
+) -> list[list[str]]:
     """Return attentions down, and the values of a field with these heads across."""
-    lines = [["", *heads.values()]]
-    for name, own in _by_name(rows).items():
-        cells = {row[across]: _cell(row, rows) for row in own}
-        lines.append([name, *(cells.get(value, MISSING) for value in heads)])
+    order = sorted(rows, key=lambda r: (lra.order(lra.ATTENTIONS, r.attention), r.option))
+    lines = [["", *heads.values(), *["mean"] * mean]]
+    for name in dict.fromkeys(map(row_name, order)):
+        own = {row[across]: row for row in rows if row_name(row) == name}
+        lines.append([name, *(_cell(own[at]) if at in own else MISSING for at in heads)])
+        if mean:
+            gains = [r.gain for r in own.values() if r.gain and r.task in lra.AVERAGED]
+            some = f" ({len(gains)} of {len(lra.AVERAGED)})"
+            some = "" if len(gains) == len(lra.AVERAGED) else some
+            text = f"{statistics.geometric_mean(gains):.2f}x{some}" if gains else MISSING
+            lines[-1].append(text)
     return lines
-
-
-def by_task(rows: list[Found]) -> list[list[str]]:
-    """Return attentions down, tasks across, and the mean speed-up."""
-    first = {row.task: row for row in reversed(rows)}
-    tasks = sorted(first, key=partial(lra.order, lra.LABELS))
-    head, *lines = _lines(
-        rows, "task", {t: f"{lra.LABELS.get(t, t)} {_size(first[t])}" for t in tasks}
-    )
-    for line, own in zip(lines, _by_name(rows).values(), strict=True):
-        mean, count = mean_gain(own, rows)
-        some = "" if count == len(lra.AVERAGED) else f" ({count} of {len(lra.AVERAGED)})"
-        line.append(MISSING if mean is None else f"{mean:.2f}x{some}")
-    return [[*head, "mean"], *lines]
 
 
 def _size(row: Found) -> str:
     return f"({row.batch} x {'2 x ' if row.pair == 2 else ''}{f.token_text(row.length)})"
 
 
-def _cell(row: Found, rows: list[Found]) -> str:
+def _cell(row: Found) -> str:
     if row.status != OK:
         return row.status.partition(":")[0]
-    factor = gain(row, rows)
-    text = f"{row.ms_median:.3g}" + ("" if factor is None else f" ({factor:.2f}x)")
+    text = f"{row.ms_median:.3g}" + (f" ({row.gain:.2f}x)" if row.gain else "")
     return text + (f" {row.peak_mib:.0f}" if row.peak_mib is not None else "")
 
 
@@ -366,10 +338,6 @@ def figures(frame: Any) -> dict[str, Figure]:
     return made
 
 
-def _key(row: Found) -> RowKey:
-    return RowKey(row.attention, row.option, "")
-
-
 def draw_length(rows: list[Found]) -> Figure:
     """Return time of a step and memory by length, with the tokens of a batch fixed.
 
@@ -377,28 +345,28 @@ def draw_length(rows: list[Found]) -> Figure:
     """
     names = {"ms_median": "a training step (ms)", "peak_mib": "peak memory (MiB)"}
     names = {name: text for name, text in names.items() if any(row.get(name) for row in rows)}
-    keys = sorted_rows(map(_key, rows))
+    key_of = lambda row: RowKey(row.attention, row.option, "")  # noqa: E731
+    keys = sorted_rows(map(key_of, rows))
     parts, labels, styles = groups(keys), row_labels(keys), row_styles(keys)
-    figure, grid = plt.subplots(
-        len(parts), len(names), figsize=(f.PAGE, 2.3 * len(parts) + 0.3), squeeze=False,
-        sharex=True, sharey="col",
-    )  # fmt: skip
+    size = (f.PAGE, 2.3 * len(parts) + 0.3)
+    share: dict[str, Any] = {"squeeze": False, "sharex": True, "sharey": "col"}
+    figure, grid = plt.subplots(len(parts), len(names), figsize=size, **share)
     lengths = sorted({row.length for row in rows})
-    for number, part in enumerate(parts):
-        for axes, (name, label) in zip(grid[number], names.items(), strict=True):
+    for line, part in zip(grid, parts, strict=True):
+        for axes, name in zip(line, names, strict=True):
             for key in part:
-                own = sorted((r for r in rows if _key(r) == key), key=lambda r: r.length)
-                points = [(row.length, value) for row in own if (value := row.get(name))]
-                short = ", where it fits" if len(points) < len(own) else ""
-                if points:
-                    x, y = zip(*points, strict=True)
+                own = sorted((r for r in rows if key_of(r) == key), key=lambda r: r.length)
+                x = [row.length for row in own if row.get(name)]
+                short = ", where it fits" if len(x) < len(own) else ""
+                y = [row[name] for row in own if row.get(name)]
+                if x:
                     f.curve(axes, x, y, styles[key], labels[key] + short)
             f.length_axis(axes, lengths[::2] if len(lengths) > 4 else lengths)
             f.plain_log_axis(axes)
-            axes.set_title(label if number == 0 else "")
-            if number < len(parts) - 1:
-                axes.set_xlabel("")
-        grid[number, -1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+            axes.set_xlabel("length (tokens)" if axes in grid[-1] else "")
+        line[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+    for axes, label in zip(grid[0], names.values(), strict=True):
+        axes.set_title(label)
     one, tokens = rows[0], {row.batch * row.length for row in rows}
     batch = f", {f.token_text(tokens.pop())} tokens a batch" if len(tokens) == 1 else ""
     model = f"{one.layers} layers, width {one.dim}, {one.heads} heads"

@@ -14,7 +14,7 @@ import torch
 
 import experiments.lra.masks  # noqa: F401  registers some of the names
 import masks
-from experiments.bench.timing import MIB, measure
+from experiments.bench.step import MIB, measure
 from experiments.common.rows import OK, Found, Row, last_versions
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
@@ -53,7 +53,6 @@ def mask_of(text: str, n: int) -> masks.Mask:
 
 
 def cases(run: Run) -> list[Found]:
-    """Return each mask at each length. Raise ValueError for one that cannot be made."""
     o = run.options
     choices(o, builders=BUILDERS)
     found = grid(mask=o.mask, seq_len=sorted(o.lengths), block=o.block)
@@ -63,12 +62,10 @@ def cases(run: Run) -> list[Found]:
 
 
 def ways(case: Found, run: Run) -> list[Row]:
-    """Return the builders."""
     return [{"builder": name} for name in run.options.builders]
 
 
 def opened(case: Found, run: Run) -> Callable[[Row], Row]:
-    """Return what measures a builder."""
     mask, device = mask_of(case.mask, case.seq_len), run.device
     heads = 1 if mask.period == 0 else None  # a head of many, or as many as repeat
 

@@ -24,8 +24,7 @@ import masks
 import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.gate import WrongResult
-from experiments.bench.step import free, time_call
-from experiments.bench.timing import MIB, peak_extra_mib
+from experiments.bench.step import MIB, free, peak_extra_mib, time_call
 from experiments.common import figures as f
 from experiments.common.devices import free_memory
 from experiments.common.rows import OK, Found, Row

@@ -1,7 +1,7 @@
 """The attentions of the papers' tables, each made for one setting behind one interface."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from experiments.bench.cases import DENSE, DTYPES, Case
 from experiments.bench.gate import Gate
+from experiments.bench.step import Step, draw
 from experiments.common.devices import free_memory
 from experiments.common.figures import Style
+from experiments.common.rows import Row
 from experiments.lra.models.attention import KINDS, Attention, make_attention
 from experiments.lra.models.attention.standard import softmax_attention
 from experiments.studies.runner import needs
@@ -89,7 +91,7 @@ METHODS: dict[str, Method] = {  # in the order of tables; at most eight in a gro
 
 @dataclass(frozen=True)
 class Setting:
-    """A method at one shape, with or without dropout and key padding."""
+    """A method at one shape, with or without dropout and key padding; only sparse takes a mask."""
 
     method: str
     batch: int
@@ -99,6 +101,13 @@ class Setting:
     dtype: str
     dropout: float = 0.0
     padding: bool = False
+    mask: str | None = None  # null: that of the method
+
+    def row(self) -> Row:
+        if self.about.kind not in ("sparse", *PUBLISHED):
+            return asdict(self) | {"mask": "", "density": None}
+        case = self.case(self.make(torch.device("cpu")))
+        return asdict(self) | {"mask": case.mask, "density": case.density}
 
     @property
     def about(self) -> Method:
@@ -137,17 +146,37 @@ class Setting:
             form, own = FORMS[self.about.kind]
             made = form(**own, **sizes)
         else:
-            made = make_attention(self.about.kind, mask=self.about.mask, **sizes)
+            made = make_attention(self.about.kind, mask=self.mask or self.about.mask, **sizes)
         return made.to(device).train()
 
     def case(self, attention: Attention) -> Case:
         """Return what an exact method computes."""
-        pattern, block = attention.pattern(), 0
-        if pattern is not None:
-            block = 64 if self.n <= 2048 else 128
-        mask = DENSE if pattern is None else str(pattern)
+        pattern = attention.pattern()
+        mask, block = (DENSE, 0) if pattern is None else (str(pattern), block_of(self.n))
         sizes = self.heads, self.heads, self.n, self.n, self.head_dim, self.dtype
         return Case(mask, self.batch, *sizes, block, block)
+
+    def prepared(self, device: torch.device) -> tuple[Step, float | None]:
+        """Return forward and backward, and their error where the method is exact."""
+        made, lengths = self.make(device), self.lengths(device)
+        ends = () if lengths is None else tuple(lengths.tolist())
+        padded = PaddedCase(**asdict(self.case(made)), lengths=ends)
+        q, k, v = draw(padded, device)
+        plan = None if lengths is None else made.plan(lengths, q.dtype)
+        call = compiled(made, device) if self.about.compiled else made
+        qkv = (q, q if made.shared_qk else k, v)
+        step = Step(lambda q, k, v: call(q, k, v, plan), qkv, tuple(made.parameters()))
+        if not self.about.exact:
+            return step, None
+        made.eval()  # without dropout
+        error = step.error(PaddedGate(padded, *qkv))
+        made.train()
+        return step, error
+
+
+def block_of(n: int) -> int:
+    """Return the tokens of a block for a mask of n tokens."""
+    return 64 if n <= 2048 else 128
 
 
 @dataclass(frozen=True)

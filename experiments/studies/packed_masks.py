@@ -8,6 +8,7 @@ also captured in a CUDA graph. See docs/guide/packed.md.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import sparseflash
 from experiments.bench.cases import DTYPES
-from experiments.bench.timing import graph_ms, measure
+from experiments.bench.step import graph_ms, measure
 from experiments.common.rows import OK, Found, Row, found, last_versions
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import runner
@@ -69,14 +70,14 @@ def _walk(n: int, documents: int, rng: np.random.Generator) -> np.ndarray:
     return np.stack([enter, leave])
 
 
-def _numbers(offsets: Tensor, n: int) -> Tensor:
+def _numbers(starts: Tensor, n: int) -> Tensor:
     """Return the document of every token."""
-    token = torch.arange(n, dtype=offsets.dtype, device=offsets.device)
-    return torch.searchsorted(offsets[1:].contiguous(), token, right=True)
+    token = torch.arange(n, dtype=starts.dtype, device=starts.device)
+    return torch.searchsorted(starts.contiguous(), token, right=True) - 1
 
 
 def _causal(offsets: Tensor, n: int, window: int | None = None, shared: bool = False) -> Seen:
-    document = _numbers(offsets, n)
+    document = _numbers(offsets[:-1], n)
 
     def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         same = document[q] == document[k]
@@ -87,15 +88,13 @@ def _causal(offsets: Tensor, n: int, window: int | None = None, shared: bool = F
 
 
 def _tree(walk: Tensor, n: int) -> Seen:
-    token = torch.arange(n, dtype=walk.dtype, device=walk.device)
-    last = walk[1][torch.searchsorted(walk[0].contiguous(), token, right=True) - 1]
+    last = walk[1][_numbers(walk[0], n)]
     return lambda b, h, q, k: (q >= k) & (q < last[k])
 
 
 def _diffusion(offsets: Tensor, n: int) -> Seen:
-    document = _numbers(offsets, n // 2)
-    token = torch.arange(n // 2, device=offsets.device)
-    block = (token - offsets[document]) // SIZE
+    document = _numbers(offsets[:-1], n // 2)
+    block = (torch.arange(n // 2, device=offsets.device) - offsets[document]) // SIZE
     document, block = document.repeat(2), block.repeat(2)
 
     def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -105,21 +104,18 @@ def _diffusion(offsets: Tensor, n: int) -> Seen:
     return seen
 
 
+def _of_documents(text: str, window: int | None = None, shared: bool = False) -> Kind:
+    how = {"shared": shared, "causal": True} if window is None else {"window": (window - 1, 0)}
+    return Kind(
+        text, _offsets, lambda given, n: packed.documents(given, n, **how),  # type: ignore[arg-type]
+        lambda given, n: _causal(given, n, window, shared),
+    )  # fmt: skip
+
+
 KINDS = {
-    "documents": Kind(
-        "documents & causal", _offsets,
-        lambda given, n: packed.documents(given, n, causal=True), _causal,
-    ),
-    "sliding": Kind(
-        f"documents & sliding({WINDOW})", _offsets,
-        lambda given, n: packed.documents(given, n, window=(WINDOW - 1, 0)),
-        lambda given, n: _causal(given, n, WINDOW),
-    ),
-    "shared": Kind(
-        "shared_prefix & causal", _offsets,
-        lambda given, n: packed.documents(given, n, causal=True, shared=True),
-        lambda given, n: _causal(given, n, shared=True),
-    ),
+    "documents": _of_documents("documents & causal"),
+    "sliding": _of_documents(f"documents & sliding({WINDOW})", WINDOW),
+    "shared": _of_documents("shared_prefix & causal", shared=True),
     "tree": Kind(
         "prefix_tree", _walk, lambda given, n: packed.prefix_tree(given[0], given[1], n), _tree
     ),
@@ -138,7 +134,6 @@ DEFAULTS = {
 
 
 def cases(run: Run) -> list[Found]:
-    """Return each kind at each length."""
     o = run.options
     choices(o, kinds=KINDS, compiled=KINDS, dtype=DTYPES)
     if any(n % 2 for n in o.lengths) and "diffusion" in o.kinds:
@@ -150,7 +145,6 @@ def cases(run: Run) -> list[Found]:
 
 
 def ways(case: Found, run: Run) -> list[Row]:
-    """Return attention, then both masks, also compiled if the options say so."""
     compiled = case.mask in (KINDS[kind].text for kind in run.options.compiled)
     more = ("", ", compiled") if compiled else ("",)
     steps = [ATTENTION, *(f"{step}{end}" for step in (OURS, FLEX) for end in more)]
@@ -158,7 +152,6 @@ def ways(case: Found, run: Run) -> list[Row]:
 
 
 def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what measures a step. Raise ValueError if the two masks differ."""
     n, device, seconds = case.n, run.device, run.options.seconds
     kind = next(kind for kind in KINDS.values() if kind.text == case.mask)
     sizes = case.batch, case.heads, n, n, case.head_dim
@@ -181,16 +174,13 @@ def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
     dout = torch.randn_like(q)
     torch._dynamo.reset()  # or the eighth case would be over its recompilation limit
 
+    def attention(given: Tensor) -> object:
+        return torch.autograd.grad(sparseflash.attention(q, k, v, plan), (q, k, v), dout)
+
     def one(row: Row) -> dict[str, Any]:
         name, _, compiled = row["step"].partition(", ")
-        if name == ATTENTION:
-            call: Callable[[], object] = lambda: torch.autograd.grad(  # noqa: E731
-                sparseflash.attention(q, k, v, plan), (q, k, v), dout
-            )
-        else:
-            make: Callable[[Tensor], object] = {OURS: ours, FLEX: flex}[name]
-            make = torch.compile(make) if compiled else make
-            call = lambda: make(given)  # noqa: E731
+        make: Any = {ATTENTION: attention, OURS: ours, FLEX: flex}[name]
+        call = partial(torch.compile(make) if compiled else make, given)
         graph = None if name == ATTENTION else graph_ms(call, device, seconds)
         times = measure(call, device, seconds)
         return {**times._asdict(), "density": selection.density().item(), "ms_graph": graph}

@@ -114,6 +114,11 @@ class Inputs:
         seen = (query + 1 - first).clamp(0, self.picks.block)
         return seen.sum().item() / (first.shape[0] * first.shape[1] * self.shape.n**2)
 
+    def other_heads(self) -> str | None:
+        """Return why peers refuse lists that are not of each key head."""
+        has, wanted = self.picks.heads, self.shape.kv_heads
+        return None if has == wanted else f"takes a list for each key head, not {has} for {wanted}"
+
     def token_major(self) -> tuple[Tensor, Tensor]:
         """Return int32 (B, N, H, k) blocks, 0 where a query has none, and (B, N, H), how many."""
         blocks = self.picks.blocks.expand(self.shape.batch, -1, -1, -1).transpose(1, 2)
@@ -121,22 +126,10 @@ class Inputs:
         return torch.where(real, blocks, 0).contiguous(), real.sum(-1, dtype=torch.int32)
 
 
-class Picker(Provider):
-    """One that computes attention to the picked blocks; its cases are `Inputs`."""
-
-    def gated_by(self, inputs: Inputs) -> Case:
-        """Return the case whose exact result it is held to."""
-        return inputs.case
-
-
-@dataclass(frozen=True)
-class SparseFlash(Picker):
+class SparseFlash(Provider):
     """`sparseflash.attention` of picks, of a planned selection, or of all that is causal."""
 
     own = True
-
-    def gated_by(self, inputs: Inputs) -> Case:
-        return inputs.causal if self.label == "causal" else super().gated_by(inputs)
 
     def prepare(self, case: Inputs, device: torch.device) -> Attend:
         mask: Any = case.picks if self.label == "picks" else masks.causal()
@@ -145,19 +138,18 @@ class SparseFlash(Picker):
         return lambda q, k, v: sparseflash.attention(q, k, v, mask)
 
 
-class Fla(Picker):
+class Fla(Provider):
     """The selected branch of NSA in flash-linear-attention, without its other branches."""
 
     package, install = "fla-core", "pip install fla-core==0.6.0"
     modules = ("fla.ops.nsa.parallel",)
 
     def unsupported(self, case: Inputs, device: torch.device, direction: str) -> str | None:
-        shape, picks = case.shape, case.picks
         if device.type != "cuda":
             return f"needs a CUDA device, not {device}"
-        group = shape.heads // shape.kv_heads
-        if picks.heads != shape.kv_heads:
-            return f"takes a list for each key head, not {picks.heads} for {shape.kv_heads}"
+        picks, group = case.picks, case.shape.heads // case.shape.kv_heads
+        if reason := case.other_heads():
+            return reason
         if group < 16 or group & (group - 1):
             return f"takes groups of 16, 32, .. query heads, not of {group}"
         if (count := picks.blocks.shape[3]) & (count - 1):
@@ -176,7 +168,7 @@ class Fla(Picker):
         return run
 
 
-class Cudnn(Picker):
+class Cudnn(Provider):
     """The selected branch of NSA in cuDNN Frontend, which has no backward."""
 
     package, install, modules = PACKAGE, INSTALL, ("cudnn.native_sparse_attention",)
@@ -186,8 +178,8 @@ class Cudnn(Picker):
         shape, picks = case.shape, case.picks
         if reason := not_hopper(case.causal, device, ("bfloat16", "float16")):
             return reason
-        if picks.heads != shape.kv_heads:
-            return f"takes a list for each key head, not {picks.heads} for {shape.kv_heads}"
+        if reason := case.other_heads():
+            return reason
         if shape.heads > 16 * shape.kv_heads:
             return f"takes groups of up to 16 query heads, not {shape.heads // shape.kv_heads}"
         if picks.block not in (16, 32, 64, 128):
@@ -209,7 +201,7 @@ class Cudnn(Picker):
         return run
 
 
-PROVIDERS: dict[str, Picker] = {
+PROVIDERS: dict[str, Provider] = {
     **{name: SparseFlash(name) for name in ("picks", "selection", "causal")},
     "fla": Fla("fla"),
     "cudnn": Cudnn("cudnn"),
@@ -217,7 +209,6 @@ PROVIDERS: dict[str, Picker] = {
 
 
 def cases(run: Run) -> list[Found]:
-    """Return each selector at each length, short ones first."""
     o = run.options
     choices(o, providers=PROVIDERS, dtype=DTYPES)
     found = grid(n=sorted(o.lengths), mask=o.selectors, batch=o.batch, head_dim=o.head_dim,
@@ -233,7 +224,6 @@ def cases(run: Run) -> list[Found]:
 
 
 def ways(shape: Found, run: Run) -> list[Row]:
-    """Return every provider in its directions."""
     return [
         {"provider": name, **PROVIDERS[name].version(), "direction": direction}
         for name in run.options.providers
@@ -242,7 +232,6 @@ def ways(shape: Found, run: Run) -> list[Row]:
 
 
 def opened(shape: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what measures a direction of a provider."""
     inputs = Inputs(shape, run.device)
 
     @cache
@@ -251,7 +240,8 @@ def opened(shape: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
         if reason := provider.unsupported(inputs, run.device, ""):
             raise ValueError(reason)
         step = Step(provider.prepare(inputs, run.device), inputs.qkv)
-        return step, step.error(Gate(provider.gated_by(inputs), *inputs.qkv), provider.directions)
+        exact = inputs.causal if name == "causal" else inputs.case
+        return step, step.error(Gate(exact, *inputs.qkv), provider.directions)
 
     def one(row: Row) -> dict[str, Any]:
         step, error = prepared(row["provider"])

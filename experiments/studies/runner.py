@@ -77,7 +77,7 @@ class Run:
         with tqdm(total=count, unit="row", disable=None) as bar:  # a terminal alone shows it
             for case, wanted in groups:
                 lacking = [row for row in wanted if self.lacks(row)]
-                if lacking and time.monotonic() > end:
+                if lacking and self.late(end):
                     print(f"{count} rows are left: repeat the command to go on")
                     return
                 for row in self.measured(case, lacking):
@@ -90,6 +90,10 @@ class Run:
                         return
                 bar.update(len(wanted))
                 count -= len(wanted)
+
+    def late(self, end: float) -> bool:
+        """Return whether the time is over."""
+        return time.monotonic() > end
 
     def wanted(self, case: Any) -> list[Row]:
         """Return the rows of a case before they are measured, in the order of their turns."""

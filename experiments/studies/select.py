@@ -15,7 +15,7 @@ from torch import Tensor
 import masks
 import sparseflash
 from experiments.bench.cases import DTYPES
-from experiments.bench.timing import graph_ms, measure
+from experiments.bench.step import graph_ms, measure
 from experiments.common.rows import Found, Row, found, last_versions
 from experiments.common.tables import markdown
 from experiments.studies import runner
@@ -48,7 +48,6 @@ DEFAULTS = {
 
 
 def cases(run: Run) -> list[Found]:
-    """Return the selectors."""
     o = run.options
     return grid(
         mask=[*selectors(o)], batch=o.batch,
@@ -76,12 +75,10 @@ def selectors(o: Options) -> dict[str, select.Selector]:
 
 
 def ways(case: Found, run: Run) -> list[Row]:
-    """Return the steps."""
     return [{"step": step} for step in STEPS]
 
 
 def opened(case: Found, run: Run) -> Callable[[Row], Row]:
-    """Return what measures a step of one selector."""
     selector, device = selectors(run.options)[case.mask], run.device
     seconds = run.options.seconds
     q, k, v = make_qkv(
@@ -134,14 +131,14 @@ def tables(frame: Any) -> dict[str, str]:
     heads = ["selector", "density", "selection", "schedule", "forward", "backward"]
     lines = [[*heads, "share", "in line"]]
     for text, rows in by_selector.items():
-        if {*STEPS} <= {*rows}:
-            eager = {step: row.ms_median for step, row in rows.items()}
-            graph = {step: row.ms_graph for step, row in rows.items()}
-            both = [ms for ms in (eager, graph) if ms["selection"] and ms["chain"]]
-            cells = [" / ".join(f"{ms[step]:.3f}" for ms in both) for step in STEPS[:2]]
-            cells += [f"{eager['forward']:.2f}", f"{eager['backward']:.1f}"]
-            shares = ((ms["selection"] + ms["schedule"]) / ms["forward"] for ms in both)
-            in_line = (ms["chain"] / ms["forward"] - 1 for ms in both)
-            cells += [" / ".join(f"{x:.3f}" for x in part) for part in (shares, in_line)]
-            lines.append([f"`{text}`", f"{rows['chain'].density:.2g}", *cells])
+        if not {*STEPS} <= {*rows}:
+            continue
+        both = [{s: row[name] for s, row in rows.items()} for name in ("ms_median", "ms_graph")]
+        eager, both = both[0], [ms for ms in both if ms["selection"] and ms["chain"]]
+        cells = [" / ".join(f"{ms[step]:.3f}" for ms in both) for step in STEPS[:2]]
+        cells += [f"{eager['forward']:.2f}", f"{eager['backward']:.1f}"]
+        shares = ((ms["selection"] + ms["schedule"]) / ms["forward"] for ms in both)
+        in_line = (ms["chain"] / ms["forward"] - 1 for ms in both)
+        cells += [" / ".join(f"{x:.3f}" for x in part) for part in (shares, in_line)]
+        lines.append([f"`{text}`", f"{rows['chain'].density:.2g}", *cells])
     return {"selectors": markdown(lines)}

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from experiments.bench.gate import WrongResult
-from experiments.bench.timing import measure
+from experiments.bench.step import measure
 from experiments.common.devices import free_memory
 from experiments.common.rows import OK, Found, Row, found
 from experiments.common.tables import MISSING, markdown
@@ -64,7 +64,6 @@ DEFAULTS = dict.fromkeys(("cuda", "cpu"), Options())
 
 
 def cases(run: Run) -> list[Found]:
-    """Return the shapes whose x and softmax fit into half of the memory."""
     if run.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("name=softmax needs a GPU, or TRITON_INTERPRET=1")
     o, most = run.options, free_memory(run.device) // 16
@@ -73,13 +72,11 @@ def cases(run: Run) -> list[Found]:
 
 
 def ways(case: Found, run: Run) -> list[Row]:
-    """Return the algorithms."""
     about = {name: a.implementation for name, a in ALGORITHMS.items()}
     return [{"algorithm": name, "implementation": kind} for name, kind in about.items()]
 
 
 def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
-    """Return what measures an algorithm."""
     generator = torch.Generator(run.device).manual_seed(0)
     x = torch.randn(case.batch, case.vocabulary, generator=generator, device=run.device)
 
@@ -163,30 +160,27 @@ def _softmax_kernel(X, Y, vocabulary, ONLINE: tl.constexpr, BLOCK: tl.constexpr)
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return softmax: milliseconds, the speed-up of online over safe softmax, and its bandwidth
-    over a copy's, below the name of the device where there are several.
+    """Return milliseconds, the speed-up of online over safe softmax, and its bandwidth over a
+    copy's: softmax, and softmax: DEVICE where there are several.
     """
-    devices: dict[str, list[Found]] = {}
-    for row in found(frame[frame.status == OK]):
-        devices.setdefault(row.device, []).append(row)
-    texts = {device: markdown(_softmax(rows), left=()) for device, rows in devices.items()}
-    if len(devices) > 1:
-        texts = {device: f"{device}:\n\n{text}" for device, text in texts.items()}
-    return {"softmax": "\n\n".join(texts.values())}
+    made: dict[str, Any] = {}
+    rows = found(frame[frame.status == OK])
+    for row in sorted(rows, key=lambda r: (r.batch, r.vocabulary)):
+        several = f": {row.device}" if len({r.device for r in rows}) > 1 else ""
+        shapes = made.setdefault(f"softmax{several}", {})
+        shapes.setdefault((row.batch, row.vocabulary), {})[row.algorithm] = row
+    return {name: markdown(_lines(shapes), left=()) for name, shapes in made.items()}
 
 
-def _softmax(rows: list[Found]) -> list[list[str]]:
+def _lines(shapes: dict[tuple[int, int], dict[str, Found]]) -> list[list[str]]:
     names = [name for name in ALGORITHMS if name != "copy"]
     head = ["batch", "V", *(f"{ALGORITHMS[name].title} (ms)" for name in names)]
     lines = [[*head, "speed-up of online", "its bandwidth / copy's"]]
-    shapes: dict[tuple[int, int], dict[str, Found]] = {}
-    for row in rows:
-        shapes.setdefault((row.batch, row.vocabulary), {})[row.algorithm] = row
-    for (batch, vocabulary), of in sorted(shapes.items()):
-        ms = {name: of[name].ms_median for name in names if name in of}
-        gb_s = {name: of[name].gb_s for name in ("online", "copy") if name in of}
-        gain = f"{ms['safe'] / ms['online']:.2f}" if {"safe", "online"} <= {*ms} else MISSING
-        share = f"{gb_s['online'] / gb_s['copy']:.2f}" if len(gb_s) == 2 else MISSING
-        times = [f"{ms[name]:.3g}" if name in ms else MISSING for name in names]
-        lines.append([str(batch), f"{vocabulary:,}", *times, gain, share])
+    for (batch, vocabulary), of in shapes.items():
+        over = lambda a, b, field, of=of: (  # noqa: E731
+            f"{of[a][field] / of[b][field]:.2f}" if {a, b} <= {*of} else MISSING
+        )
+        times = [f"{of[name].ms_median:.3g}" if name in of else MISSING for name in names]
+        gains = over("safe", "online", "ms_median"), over("online", "copy", "gb_s")
+        lines.append([str(batch), f"{vocabulary:,}", *times, *gains])
     return lines

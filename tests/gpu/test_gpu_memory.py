@@ -9,7 +9,7 @@ import torch
 
 import masks
 import sparseflash
-from experiments.bench.timing import peak_extra_mib
+from experiments.bench.step import peak_extra_mib
 from sparseflash.schedule.blocks import as_tensors, schedule_for
 from sparseflash.testing import make_qkv, relative_error
 from tests.gpu_calls import GPU, MASK, MIB, SAME_BITS, assert_equal, inputs, need_memory, run

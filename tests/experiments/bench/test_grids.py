@@ -84,13 +84,6 @@ def test_impossible_values_are_refused_with_the_remedy(given, message):
         make_grid("cpu", **given)
 
 
-def test_an_impossible_block_size_is_refused():
-    for size in (20, 8, 512):
-        case = make_grid("cpu", mask=["local:32"], seq_len=[256], block_size=[size])[0]
-        with pytest.raises(ValueError, match=f"{size}.*multiples of 16"):
-            _ = case.blocks
-
-
 def test_the_page_is_a_grid(monkeypatch):
     monkeypatch.setattr(provider, "why_missing", lambda *_: None)
     with pytest.raises(ValueError, match="grid=page needs a GPU"):

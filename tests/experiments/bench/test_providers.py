@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.bench import provider, providers
-from experiments.bench.cases import DENSE, LAYOUTS
+from experiments.bench.cases import LAYOUTS
 from experiments.bench.run import Bench
 from sparseflash.testing import make_qkv
 from tests.experiments.bench.bench_cases import CASE, CPU, exact
@@ -59,20 +59,6 @@ def test_flex_gets_the_same_mask(monkeypatch):
     assert seen[0]["block_mask"].BLOCK_SIZE == (32, 32)
 
 
-def test_flex_is_compiled_as_it_is_asked_to(monkeypatch):
-    modes = []
-
-    def compile(*_, **options):
-        modes.append(options["mode"])
-        return lambda *_, **__: None
-
-    monkeypatch.setattr(torch, "compile", compile)
-    q, k, v = make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=torch.float32, device=CPU)
-    for name in ("flex", "flex_autotuned"):
-        providers.find(name).prepare(CASE, CPU)(q, k, v)
-    assert modes == [None, "max-autotune-no-cudagraphs"]
-
-
 def test_peers_that_are_installed_are_measured(monkeypatch):
     monkeypatch.setattr(provider, "why_missing", lambda *_: None)
     for capability, ours, peers in (
@@ -86,12 +72,6 @@ def test_peers_that_are_installed_are_measured(monkeypatch):
         provider, "why_missing", lambda package, *_: "not here" if "cudnn" in package else None
     )
     assert providers.installed("cudnn_flex", "fa4_window") == ("fa4_window",)
-
-
-def test_peers_for_blocks_are_not_asked_without_a_mask():
-    dense, blocks = replace(CASE, mask=DENSE, block_q=0, block_k=0), providers.find("cudnn_blocks")
-    assert blocks.concerns(CASE) and not blocks.concerns(dense)
-    assert providers.find("cudnn_flex").concerns(dense)
 
 
 def test_a_provider_of_the_users_own(monkeypatch, tmp_path):

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from experiments.bench import providers
-from experiments.bench import run as bench_run
 from experiments.bench.cases import CAUSAL, DENSE
-from experiments.bench.cost import Ceilings, cost, ideal
 from experiments.bench.provider import DIRECTIONS
 from experiments.bench.run import (
     KEY,
@@ -21,7 +19,7 @@ from experiments.bench.run import (
     run,
     unstable,
 )
-from experiments.bench.timing import expected_mib
+from experiments.bench.step import expected_mib
 from experiments.common.rows import OK, Rows, read
 from tests.experiments.bench.bench_cases import (
     CASE,
@@ -124,25 +122,6 @@ def test_a_time_below_the_ideal_is_flagged(measure, monkeypatch):
     monkeypatch.setattr(Bench, "_ideal_ms", lambda *_: 1e6)
     row = measure(exact, "forward")
     assert row["status"] == OK and row["warning"] == TOO_FAST
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("known", [("float32", "bfloat16"), ("bfloat16",), ()])
-def test_the_ideal_is_of_the_blocks_of_the_case_at_rates_of_its_dtype(
-    monkeypatch, known, direction
-):
-    """Rates that are not known are measured."""
-    fast, slow = (
-        Ceilings(dict.fromkeys(dtypes, speed), speed, speed, "")
-        for dtypes, speed in ((known, 1.0), (["float32"], 0.1))
-    )
-    monkeypatch.setattr(bench_run, "device_name", lambda device: "a GPU")
-    monkeypatch.setattr(bench_run, "CEILINGS", {"a GPU": fast} if known else {})
-    monkeypatch.setattr(bench_run, "measure_ceilings", lambda device, dtypes: slow)
-    case = replace(CASE, mask="local(40)")
-    rates = fast if "float32" in known else slow
-    wanted = ideal(cost(case.shape, case.blocks, direction), rates, "float32").ms
-    assert Bench(CPU, 0.01).ideal_ms(case, direction) == wanted
 
 
 # ---- what is measured

@@ -169,12 +169,6 @@ def test_cells_have_the_speed_up_over_our_own_dense_attention_and_the_share_of_t
     assert "v_dim 8" in other and "token_major" in other
 
 
-def test_what_cannot_be_is_marked():
-    fast = ROW | {"ideal_ms": 4.0, "warning": "faster than the ideal"}
-    text = report([fast, ROW | {"n_q": 512}])
-    assert "200%!" in text and text.endswith("! faster than the ideal")
-
-
 def test_a_mask_that_begins_with_random_blocks_is_structured():
     for more in ("", " & causal()", " | global_tokens(16)"):
         mask = f"random_blocks(0.5, block=32, per_head=True){more}"

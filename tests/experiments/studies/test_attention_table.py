@@ -61,7 +61,7 @@ def test_slow_calls_are_predicted_and_measured_with_a_higher_limit(study, measur
         (True, "flash", 2048, 4), (False, "linear", 4096, 1),
     ):  # fmt: skip
         try:
-            case = run.study.Case(method, batch, 2, n, 16, "float32")
+            case = run.study.Setting(method, batch, 2, n, 16, "float32")
             refuse_slow(case, row(method, n), run)
             assert not late, (method, n, batch)
         except TimeoutError:

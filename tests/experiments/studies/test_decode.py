@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiments.bench.cases import DENSE
-from experiments.bench.timing import Times
+from experiments.bench.step import Times
 from experiments.common.rows import OK, Found, frame
 from experiments.studies import decode
 from experiments.studies.decode import CHOOSING, PROVIDERS, SELECTED, Inputs, tables
@@ -68,13 +68,6 @@ def test_a_table_has_medians_of_one_version_and_one_number_of_chosen_blocks():
     assert len(half) == 2 and "9000.0" in half["dense: 2, 4, 2, 32, float16, a"]
 
 
-def test_time_is_of_one_call_and_a_copy_reads_and_writes(monkeypatch):
-    monkeypatch.setattr(decode, "measure", lambda *given: Times(6.0, 4.0, 8.0))
-    assert decode.time_of([lambda: STEP] * 2, CPU, 1e-3) == Times(3.0, 2.0, 4.0)
-    copied = 2 * decode.COPIED["cpu"]
-    assert decode.copy_gbs.__wrapped__("cpu") == pytest.approx(copied / 0.006 / 1e9)
-
-
 def test_a_wrong_head_is_seen_and_not_timed(study, one, monkeypatch):
     inputs = Inputs(STEP, CPU)
     out = PROVIDERS["cpu"].calls(inputs, False)[0]()
@@ -83,7 +76,7 @@ def test_a_wrong_head_is_seen_and_not_timed(study, one, monkeypatch):
     assert decode.gate_error(inputs, out) > 0.1
     right = PROVIDERS["cpu"].calls
 
-    class Wrong(decode.SparseFlash):
+    class Wrong(decode.Ours):
         def calls(self, *given):
             return [lambda call=call: 1.01 * call() for call in right(*given)]
 

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.bench.cases import DENSE, Case
-from experiments.bench.gate import Gate
 from experiments.common.rows import frame
 from experiments.studies import io
-from experiments.studies.io import FIGURE_2, FIGURE_2_SHAPE, Measured, traffic, work
+from experiments.studies.io import FIGURE_2, FIGURE_2_SHAPE, traffic, work
 from tests.experiments.studies.conftest import ok
 
-SMALL = ["batch=1", "heads=2", "n=128", "head_dim=16", "sparse_n=128", "sparse_block=32"]
+SMALL = ["batch=1", "heads=2", "n=128", "head_dim=16", "sparse_n=128"]
 SMALL += ["densities=[0.5]", "methods=[standard,flash]"]
 
 
@@ -32,9 +31,6 @@ def test_counts_at_the_shape_of_the_paper():
     assert traffic("standard", paper("float32")) == 2 * traffic("standard", paper())
     tensors, lse = 4 * 64 * 16 * 1024 * 64 * 2, 64 * 16 * 1024 * 4
     assert traffic("flash", paper()) == 3 * tensors + 2 * lse  # and out, dout and three gradients
-    row = Measured("shape", "flash", paper()).row()
-    assert row["gflop"] == work("flash", paper()) / 1e9
-    assert row["model_gb"] == traffic("flash", paper()) / 1e9
 
 
 def test_a_mask_saves_work_in_proportion():
@@ -47,12 +43,13 @@ def test_a_mask_saves_work_in_proportion():
 
 
 def test_longer_sequences_have_as_many_tokens(study):
-    words = ["batch=8", "heads=2", "n=1024", "sparse_n=4096", "sparse_block=64"]
+    words = ["batch=8", "heads=2", "n=1024", "sparse_n=2048"]
     run = study("io", *words, "parts=[sparsity]", "densities=[0.5]")
-    cases = [what.case for what in run.study.cases(run)]
-    assert [(c.mask, c.batch, c.n_q, c.block_q) for c in cases] == [
-        (DENSE, 2, 4096, 0), ("random_blocks(0.5, block=64)", 2, 4096, 64),
+    rows = [what.row() for what in run.study.cases(run)]
+    assert [(r["mask"], r["batch"], r["n"], r["block"]) for r in rows] == [
+        (DENSE, 4, 2048, 0), ("random_blocks(0.5, block=64)", 4, 2048, 64),
     ]  # fmt: skip
+    assert rows[0]["gflop"] == pytest.approx(2 * rows[1]["gflop"])
 
 
 def test_rows_and_tables(measured):
@@ -63,41 +60,21 @@ def test_rows_and_tables(measured):
     other = rows[0] | {"dtype": "float16", "ms_median": 7770.0}
     made = io.tables(frame([other, *rows]))
     assert made.keys() == {"shape", "sparsity"} and "7,770" not in str(made)
-    assert "published (A100) | 66.6 | – | 40.3" in made["shape"]
-    assert "| no mask |" in made["sparsity"] and "faster than dense | ideal" in made["sparsity"]
+    assert (
+        "published (A100) | 66.6 | – | 40.3" in made["shape"] and "| no mask |" in made["sparsity"]
+    )
 
 
-def test_a_wrong_result_has_no_time(study, one, monkeypatch):
-    run = study("io", *SMALL, "parts=[shape]")
-    monkeypatch.setattr(Gate, "backward_error", lambda gate, *_: 1.0)
-    (row,) = one(run, run.study.cases(run)[0])
-    assert row.status.startswith("wrong result: error 1") and row.ms_median is None
-
-
-def test_counters_are_summed_or_say_why_there_are_none(study, monkeypatch, capsys):
+def test_counters_are_summed_or_say_why_there_are_none(study, monkeypatch):
     what = (run := study("io", *SMALL, "parts=[shape]")).study.cases(run)[0]
     printed = """==PROF== Connected to process 1
 "ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
 "0","attend","dram__bytes_read.sum","byte","2,000,000,000"
 "0","attend","dram__bytes_write.sum","byte","1000000000"
-"1","merge","dram__bytes_read.sum","byte","500000000"
 "1","merge","dram__bytes_write.sum","byte","n/a"
 """
     monkeypatch.setattr(io.shutil, "which", lambda *_, **__: "ncu")
-    for text, code, found in ((printed, 0, 3.5), (printed, 1, None), ("==ERROR==", 0, None)):
+    for text, code, found in ((printed, 0, 3.0), (printed, 1, None), ("==ERROR==", 0, None)):
         done = SimpleNamespace(returncode=code, stdout=text, stderr="")
         monkeypatch.setattr(io.subprocess, "run", lambda *_, done=done, **__: done)
         assert io.counted_gb(what) == found
-        assert ("no counters" in capsys.readouterr().out) == (found is None)
-
-
-def test_the_call_that_is_counted_is_that_which_is_timed(monkeypatch):
-    said = []
-    for name in ("synchronize", "profiler.start", "profiler.stop"):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda name=name: said.append(name))
-    both = io.Step.both
-    monkeypatch.setattr(io.Step, "both", lambda step: said.append("both") or both(step))
-    case = Case(DENSE, 1, 1, 1, 64, 64, 16, "float32", 0, 0)
-    io.counted({"part": "shape", "method": "standard", "case": vars(case)}, "cpu")
-    end = ["both", "synchronize", "profiler.stop"]
-    assert said == ["both", "synchronize", "profiler.start", *end]

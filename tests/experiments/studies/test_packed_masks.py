@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from experiments.bench.timing import Times
+from experiments.bench.step import Times
 from experiments.common.rows import frame
 from experiments.studies import packed_masks
 from experiments.studies.packed_masks import ATTENTION, KINDS, tables

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from experiments.bench import step
-from experiments.bench.timing import Times
+from experiments.bench.step import Times
 from experiments.common.rows import OK, Found, frame
 from experiments.studies import picks
 from experiments.studies.picks import PROVIDERS, Inputs, SparseFlash, tables
@@ -77,8 +77,6 @@ def test_directions_are_timed_and_wrong_results_are_not(study, one, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(SparseFlash, "prepare", twice)
         assert all(row.status.startswith("wrong result") for row in one(run, NSA))
-    monkeypatch.setattr(SparseFlash, "gated_by", lambda self, i: i.causal)
-    assert all(row.status.startswith("wrong result") for row in one(run, NSA))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,7 @@ def test_refusals(study, words, message):
 
 def test_peers_say_what_they_do_not_take(monkeypatch):
     monkeypatch.setattr("experiments.bench.provider.nvidia_capability", lambda device: (9, 0))
-    monkeypatch.setattr(picks.Picker, "missing", lambda self: None)
+    monkeypatch.setattr(picks.Provider, "missing", lambda self: None)
     for peer, changes, reason in (
         ("fla", {}, None),
         ("fla", {"heads": 8, "kv_heads": 2}, "groups of 16, 32, .. query heads, not of 4"),
