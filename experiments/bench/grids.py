@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -124,31 +124,45 @@ def published(device: torch.device) -> list[Part]:
             parts.append(Part(_cases(shape(heads, n), [random], size), blocks))
     random = "random_blocks(count=64, block=64, per_head=True)"
     parts.append(Part(_cases(shape(40, 109632), [random], 64), blocks))
-    long = shape(4, 131072, layout=1)
-    parts.append(Part(_cases(long, _interval_masks(long.n_q)), spans))
+    parts.append(Part(_cases(shape(4, 131072, layout=1), _interval_masks()), spans))
     grouped = shape(64, 65536, 8, layout=1)
     masks = [CAUSAL, _packed(grouped.n_q)[1], "random_blocks(0.1, per_head=True)"]
     parts.append(Part(_cases(grouped, masks), tuple(dict.fromkeys((*blocks, *spans)))))
     return parts
 
 
-def _interval_masks(n: int) -> list[str]:
-    """Return the masks of cuDNN's benchmark of flex attention, with its lengths at 131072 tokens.
+def _interval_masks(n: int = 131072) -> list[str]:
+    """Return the masks of cuDNN's benchmark of flex attention, with its lengths.
 
     Its tree has 127 nodes: the text of a mask holds 32. Its breadth-first tree is no mask of ours.
     """
-    documents = (11858, 8270, 12765, 11038, 4578, 14018, 11721, 11988, 4942, 8393, 7541, 13495)
-    users = _scaled((5008, 4300, 8192, 6102, 5924, 8192, 4935, 6635, 7552, 4356, 4340), n // 2)
+    documents = (
+        11858,
+        8270,
+        12765,
+        11038,
+        4578,
+        14018,
+        11721,
+        11988,
+        4942,
+        8393,
+        7541,
+        13495,
+        10465,
+    )
+    users = (5008, 4300, 8192, 6102, 5924, 8192, 4935, 6635, 7552, 4356, 4340)
     far = tuple((2 * i + 1) * n // 16 for i in range(8))
     nodes = _subtrees(5)
-    ends = (0, *accumulate(_scaled([8 + i % 5 for i in range(len(nodes))], n)))
+    ends = [0, *accumulate(8 + i % 5 for i in range(len(nodes)))]
+    ends = [round(end * n / ends[-1]) for end in ends]
     leave = tuple(ends[i + size] for i, size in enumerate(nodes))
     return [
         CAUSAL,
-        f"documents({_scaled((*documents, 10465), n)}) & causal()",
+        f"documents({documents}) & causal()",
         "sliding(513)",
         "(sinks(4) | sliding(513)) & causal()",
-        f"prefix_tree({ends[:-1]}, {leave})",
+        f"prefix_tree({tuple(ends[:-1])}, {leave})",
         f"local(256) | global_at({far})",
         f"hstu({tuple(2 * m for m in users)}, targets={users})",  # as many targets as history
     ]
@@ -157,12 +171,6 @@ def _interval_masks(n: int) -> list[str]:
 def _subtrees(levels: int) -> list[int]:
     """Nodes of every subtree of a full binary tree, depth first."""
     return [2**levels - 1, *_subtrees(levels - 1) * 2] if levels else []
-
-
-def _scaled(lengths: Sequence[int], n: int) -> tuple[int, ...]:
-    """Lengths in this proportion whose sum is n."""
-    ends = [round(end * n / sum(lengths)) for end in accumulate(lengths)]
-    return tuple(b - a for a, b in pairwise([0, *ends]))
 
 
 def _packed(n: int) -> list[str]:

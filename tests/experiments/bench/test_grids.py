@@ -35,17 +35,13 @@ def test_published_shapes_are_those_of_the_peers(monkeypatch):
         assert not any(p.startswith(("fa4", "cudnn")) for p in asked)
 
 
-@pytest.mark.parametrize("n", [2048, 131072])
-def test_masks_of_intervals_fill_the_sequence(n):
-    causal, documents, *_, tree, far, hstu = grids._interval_masks(n)
-    shape = Case(DENSE, 1, 2, 2, n, n, 32, "float32", 128, 128)
+def test_masks_of_intervals_fill_the_sequence():
+    causal, documents, *_, tree, far, hstu = grids._interval_masks()
+    shape = Case(DENSE, 1, 2, 2, 131072, 131072, 32, "float32", 128, 128)
     for mask in (documents, tree, far, hstu):
-        case = replace(shape, mask=mask)
-        assert case.blocks.csr().ptr[-1] > 0 and np.diff(case.blocks.csr().ptr).min() > 0
+        assert np.diff(replace(shape, mask=mask).blocks.csr().ptr).min() > 0
     assert causal == CAUSAL and grids._subtrees(3) == [7, 3, 1, 1, 3, 1, 1]
-    assert replace(shape, mask=documents.replace("  ", " ")).documents[:2] == (
-        (11858, 8270) if n == 131072 else (185, 129)
-    )
+    assert sum(replace(shape, mask=documents).documents) == 131072
 
 
 def test_grids_have_dense_and_halving_densities_and_take_given_values():
