@@ -23,7 +23,7 @@ from experiments.common.devices import find_device
 from experiments.common.figures import save, style
 from experiments.common.program import HydraException
 from experiments.common.rows import frame
-from experiments.studies.runner import Run, about
+from experiments.studies.runner import Run, about, defaults
 
 FOLDER = Path(__file__).parent / "studies"
 
@@ -72,7 +72,7 @@ def help_text(study: ModuleType) -> str:
 def options(study: ModuleType, given: list[str]) -> Any:
     """Return the options of a study, with the defaults of its device."""
     device = next((word[7:] for word in given if word.startswith("device=")), None)
-    own = study.DEFAULTS[find_device(device).type]
+    own = defaults(study, find_device(device).type)
     store("study", own)
     return make(own, compose("study", given))
 

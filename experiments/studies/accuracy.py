@@ -22,7 +22,7 @@ from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown
 from experiments.lra.models.attention.standard import softmax_attention
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices, grid, latest
+from experiments.studies.runner import Run, both, choices, grid, latest
 from sparseflash.testing import oracle
 
 SPREAD = 10.0  # standard deviation of what is added to an outlier: a variance of 100
@@ -32,19 +32,12 @@ SOURCES = ("masks", "sparseflash", "experiments/studies", "experiments/lra/model
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "accuracy"
-    lengths: list[int]  # tokens
+    lengths: list[int] = both([512, 2048, 8192], [256, 1024])  # tokens
     head_dims: list[int] = field(default_factory=lambda: [64, 128])
     dtypes: list[str] = field(default_factory=lambda: ["float16", "bfloat16"])
     outliers: float = 0.001  # share of the entries that have N(0, 100) added
-    batch: int
-    heads: int
-
-
-DEFAULTS = {
-    "cuda": Options(lengths=[512, 2048, 8192], batch=2, heads=8),
-    "cpu": Options(lengths=[256, 1024], batch=1, heads=2),
-}
+    batch: int = both(2, 1)
+    heads: int = both(8, 2)
 
 
 class Method(NamedTuple):

@@ -19,7 +19,7 @@ from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import methods, runner
 from experiments.studies.methods import METHODS, Setting
-from experiments.studies.runner import Run, choices, latest
+from experiments.studies.runner import Run, both, choices, latest
 
 KEY = "method direction dropout padding batch heads n head_dim dtype".split()
 SOURCES = methods.SOURCES
@@ -35,29 +35,17 @@ Value = Callable[[Found], float | None]
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "attention_table"
     methods: list[str] = field(default_factory=list)  # of METHODS; none: all that the device has
-    lengths: list[int]
+    lengths: list[int] = both([2**i for i in range(7, 21)], [2**i for i in range(7, 12)])
     peers_to: int = 65536  # tokens up to which others than flash and sparse are measured
-    variants: list[str]  # plain, dropout, padding, both
+    variants: list[str] = both([*VARIANTS], ["plain", "both"])  # plain, dropout, padding, both
     dropout: float = 0.1  # of the probabilities, in the variants with dropout
-    batch: int  # above 65,536 tokens less
-    heads: int
+    batch: int = both(16, 1)  # above 65,536 tokens less
+    heads: int = both(8, 2)
     head_dim: int = 64
-    dtype: str
-    limit_s: float  # longest call that is measured
-
-
-DEFAULTS = {
-    "cuda": Options(
-        lengths=[2**i for i in range(7, 21)], variants=[*VARIANTS], batch=16, heads=8,
-        dtype="bfloat16", seconds=0.05, limit_s=5.0,
-    ),
-    "cpu": Options(
-        lengths=[2**i for i in range(7, 12)], variants=["plain", "both"], batch=1, heads=2,
-        dtype="float32", seconds=0.03, limit_s=1.0,
-    ),
-}  # fmt: skip
+    dtype: str = both("bfloat16", "float32")
+    limit_s: float = both(5.0, 1.0)  # longest call that is measured
+    seconds: float = both(0.05, 0.03)
 
 
 def cases(run: Run) -> list[Setting]:

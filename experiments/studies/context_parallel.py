@@ -42,7 +42,7 @@ from experiments.common.devices import find_device
 from experiments.common.rows import Row, found, last_versions
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import runner
-from experiments.studies.runner import choices, free
+from experiments.studies.runner import both, choices, free
 from masks import interop
 from sparseflash.distributed import ContextParallel, context_parallel
 
@@ -55,21 +55,15 @@ entered = ExitStack()  # what the way that is measured has entered
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "context_parallel"
     ranks: int = 2
     masks: list[str] = field(default_factory=list)  # []: those of MASKS; n stands for the length
-    lengths: list[int]
-    heads: list[str]  # query heads : key heads
-    head_dim: int
-    dtype: str
+    lengths: list[int] = both([131072], [2048])
+    heads: list[str] = both(["64:8"], ["4:2"])  # query heads : key heads
+    head_dim: int = both(128, 32)
+    dtype: str = both("bfloat16", "float32")
     providers: list[str] = field(default_factory=lambda: [*PROVIDERS])
     peer_access: bool = True  # false: NCCL without NVLink or peer access, as a slow link
-
-
-DEFAULTS = {
-    "cuda": Options(lengths=[131072], heads=["64:8"], head_dim=128, dtype="bfloat16", seconds=0.3),
-    "cpu": Options(lengths=[2048], heads=["4:2"], head_dim=32, dtype="float32", seconds=0.3),
-}
+    seconds: float = 0.3
 
 
 def documents(n: int) -> str:

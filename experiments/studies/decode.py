@@ -27,7 +27,7 @@ from experiments.common.devices import free_memory
 from experiments.common.rows import OK, Found, Row, last_versions
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices, grid
+from experiments.studies.runner import Run, both, choices, grid
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
 from sparseflash.testing import oracle, relative_error
@@ -45,31 +45,20 @@ Call = Callable[[], Tensor]
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "decode"
-    lengths: list[int]  # keys of a sequence
-    n_q: list[int]  # new queries
+    lengths: list[int] = both([2**i for i in range(12, 18)], [1024, 4096])  # keys of a sequence
+    n_q: list[int] = both([1, 4, 16], [1, 16])  # new queries
     pages: list[int] = field(default_factory=lambda: [0, 16])  # tokens of one; 0: contiguous
     masks: list[str] = field(default_factory=list)  # dense, texts, top_blocks; none: one of each
-    chosen: int  # tokens that the window and top_blocks see
-    providers: list[str]
+    chosen: int = both(4096, 512)  # tokens that the window and top_blocks see
+    providers: list[str] = both(
+        ["triton", "sdpa_flash", "sdpa_cudnn", "flashinfer"], ["cpu", "sdpa"]
+    )
     batch: int = 1
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
-
-
-DEFAULTS = {
-    "cuda": Options(
-        lengths=[2**i for i in range(12, 18)], n_q=[1, 4, 16], chosen=4096, heads=32, kv_heads=8,
-        head_dim=128, dtype="bfloat16", seconds=0.04,
-        providers=["triton", "sdpa_flash", "sdpa_cudnn", "flashinfer"],
-    ),
-    "cpu": Options(
-        lengths=[1024, 4096], n_q=[1, 16], chosen=512, heads=8, kv_heads=2, head_dim=64,
-        dtype="float32", providers=["cpu", "sdpa"],
-    ),
-}  # fmt: skip
+    heads: int = both(32, 8)
+    kv_heads: int = both(8, 2)
+    head_dim: int = both(128, 64)
+    dtype: str = both("bfloat16", "float32")
+    seconds: float = both(0.04, 0.1)
 
 
 def selected(step: Found) -> int:
@@ -79,16 +68,20 @@ def selected(step: Found) -> int:
 
 def check(step: Found) -> None:
     """Raise ValueError for values that no step can have."""
-    if step.heads % step.kv_heads:
-        heads = f"heads={step.heads} is not a multiple of kv_heads={step.kv_heads}"
-        raise ValueError(f"{heads}: change one of them")
     for unit in (BLOCK, step.page):
         if unit and step.n % unit:
             raise ValueError(f"lengths={step.n}: give multiples of {unit}, a block or a page")
     if not 0 < step.n_q <= step.n:
         raise ValueError(f"n_q={step.n_q}: give from 1 to {step.n}, the keys")
+    case_of(step).check()
     if step.mask != DENSE and not selected(step):
         masks.parse(step.mask)
+
+
+def case_of(step: Found) -> Case:
+    """Return attention of all keys as queries, of which the last are those of the step."""
+    shape = step.batch, step.heads, step.kv_heads, step.n, step.n, step.head_dim, step.dtype
+    return Case(step.mask, *shape, BLOCK, BLOCK)
 
 
 def read_bytes(step: Found, keys: float) -> float:
@@ -136,16 +129,14 @@ class Inputs:
     def _rows(self) -> np.ndarray:
         """Bool (n_q, n): the keys that the queries see by a static mask, or by none."""
         s = self.step
-        shape = s.batch, s.heads, s.kv_heads, s.n, s.n, s.head_dim, s.dtype
-        return Case(s.mask, *shape, BLOCK, BLOCK).allowed(0, 0, np.arange(s.n - s.n_q, s.n))
+        return case_of(s).allowed(0, 0, np.arange(s.n - s.n_q, s.n))
 
-    def keys_of(self, which: int, b: int, head: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values (N, D) of a sequence and key head in one of the caches."""
-        found = self.caches[which]
+    def dense(self, which: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H_kv, N, D) of one of the caches."""
         if self.table is None:
-            return found[0][b, head], found[1][b, head]
-        pages = self.table[b].long()
-        k, v = (cache[pages, :, head].flatten(0, 1) for cache in found)
+            return self.caches[which]
+        pages = self.table.long()
+        k, v = (cache[pages].flatten(1, 2).transpose(1, 2) for cache in self.caches[which])
         return k, v
 
     @cached_property
@@ -154,12 +145,8 @@ class Inputs:
 
         A decoder keeps them up to date, so that they are no part of the time.
         """
-        found = []
-        for keys, _ in self.caches:
-            if self.table is not None:  # (B, H_kv, N, D), one cache at a time
-                keys = keys[self.table.long()].flatten(1, 2).transpose(1, 2)
-            found.append(keys.unflatten(2, (-1, BLOCK)).mean(3))
-        return found
+        count = range(len(self.caches))
+        return [self.dense(which)[0].unflatten(2, (-1, BLOCK)).mean(3) for which in count]
 
     def choose(self, which: int) -> Selection:
         """Return the best blocks for each key head, in one of the caches."""
@@ -187,10 +174,8 @@ class Ours(Provider):
 
     def calls(self, inputs: Inputs, choosing: bool) -> list[Call]:
         """Return a call for every cache, which with `choosing` chooses its blocks itself."""
-        step, mask = inputs.step, None
+        step = inputs.step
         extents = step.n_q, step.n, step.batch, step.kv_heads, inputs.device
-        if not selected(step) and step.mask != DENSE:
-            mask = masks.parse(step.mask)
 
         def call(i: int, made: Any) -> Tensor:
             return sparseflash.decode(
@@ -198,9 +183,12 @@ class Ours(Provider):
                 lengths=inputs.lengths, block_table=inputs.table, backend=self.label,
             )  # fmt: skip
 
-        planned = lambda i: schedule_from_selection(inputs.choose(i), *extents)  # noqa: E731
-        made = [planned(i) if selected(step) else mask for i in range(len(inputs.caches))]
-        return [partial(call, i, each) for i, each in enumerate(made)]
+        which: Any = range(len(inputs.caches))
+        if selected(step):
+            made = [schedule_from_selection(inputs.choose(i), *extents) for i in which]
+        else:
+            made = [None if step.mask == DENSE else masks.parse(step.mask)] * len(which)
+        return [partial(call, i, made[i]) for i in which]
 
 
 @dataclass(frozen=True)
@@ -318,10 +306,10 @@ def opened(step: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
 def gate_error(inputs: Inputs, out: Tensor) -> float:
     """Return the largest relative error of the first and last sequence and head."""
     step, group = inputs.step, inputs.step.heads // inputs.step.kv_heads
-    errors = []
+    errors, cache = [], inputs.dense(0)
     for b, head in {(0, 0), (step.batch - 1, step.kv_heads - 1)}:
         own = slice(head * group, (head + 1) * group)
-        k, v = (t.double()[None, None] for t in inputs.keys_of(0, b, head))
+        k, v = (t[None, None, b, head].double() for t in cache)
         expected, _ = oracle(inputs.q[None, b, own].double(), k, v, inputs.allowed(b, head))
         errors.append(relative_error(out[None, b, own], expected))
     return max(errors)

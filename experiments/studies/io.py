@@ -22,7 +22,7 @@ from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import methods, runner
 from experiments.studies.methods import METHODS, Setting, block_of
-from experiments.studies.runner import Run, choices, latest
+from experiments.studies.runner import Run, both, choices, latest
 
 KEY = "part method batch heads n head_dim dtype block".split()
 SOURCES = methods.SOURCES
@@ -35,28 +35,19 @@ FIGURE_2_SHAPE = {"batch": 64, "heads": 16, "n": 1024, "head_dim": 64}
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "io"
     parts: list[str] = field(default_factory=lambda: [*PARTS])
-    methods: list[str]  # of the part shape
-    batch: int
-    heads: int
+    methods: list[str] = both(
+        ["standard", "compiled", "sdpa_flash", "sdpa_cudnn", "flash"],
+        ["standard", "compiled", "sdpa", "flash"],
+    )  # of the part shape
+    batch: int = both(64, 1)
+    heads: int = both(16, 4)
     n: int = 1024  # tokens
     head_dim: int = 64
-    dtype: str
+    dtype: str = both("bfloat16", "float32")
     densities: list[float] = field(default_factory=lambda: [1.0, 0.75, 0.5, 0.25, 0.125, 0.0625])
-    sparse_n: int  # tokens of the part sparsity, with as many in a batch
-
-
-DEFAULTS = {
-    "cuda": Options(
-        methods=["standard", "compiled", "sdpa_flash", "sdpa_cudnn", "flash"], batch=64, heads=16,
-        dtype="bfloat16", seconds=0.15, sparse_n=4096,
-    ),
-    "cpu": Options(
-        methods=["standard", "compiled", "sdpa", "flash"], batch=1, heads=4, dtype="float32",
-        seconds=0.3, sparse_n=2048,
-    ),
-}  # fmt: skip
+    sparse_n: int = both(4096, 2048)  # tokens of the part sparsity, with as many in a batch
+    seconds: float = both(0.15, 0.3)
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,8 @@ TASKS = ("files", "text")
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "long_documents"
     runs: list[str] = field(default_factory=lambda: ["runs/train"])  # folders, globs or archives
     rows: str = "runs/long_documents.jsonl.gz"  # an archive, written again from the runs
-
-
-DEFAULTS = dict.fromkeys(("cuda", "cpu"), Options())
 
 
 def collect(options: Options) -> None:

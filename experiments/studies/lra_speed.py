@@ -30,7 +30,7 @@ from experiments.lra.settings import Settings, compose_settings
 from experiments.lra.tasks.task import SPLITS, Split, Task, padded_length
 from experiments.lra.weights import make_model, mask_of
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices
+from experiments.studies.runner import Run, both, choices
 from experiments.training.data import DeviceSplit, seed_everything
 from experiments.training.device import reset_memory
 from experiments.training.distributed import Group
@@ -49,24 +49,14 @@ BATCHES = 4  # of random examples
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "lra_speed"
-    tasks: list[str]  # files of conf/task
+    tasks: list[str] = both([*lra.AVERAGED, *lra.PATH], [*lra.AVERAGED])  # files of conf/task
     attentions: list[str] = field(default_factory=lambda: [*lra.ATTENTIONS])
     masks: list[str | None] = field(default_factory=lambda: [None])  # of sparse; null: the default
-    lengths: list[int]  # sweep of the same model
-    tokens: int  # of a batch in the sweep, whatever the length
+    lengths: list[int] = both([2**i for i in range(10, 17)], [256, 512, 1024])  # same model
+    tokens: int = both(131072, 2048)  # of a batch in the sweep, whatever the length
     options: list[str] = field(default_factory=list)  # of experiments.train, the same for all
-
-
-DEFAULTS = {
-    "cuda": Options(
-        tasks=[*lra.AVERAGED, *lra.PATH], lengths=[1024 * 2**i for i in range(7)], tokens=131072,
-        seconds=0.3, minutes=60.0,
-    ),
-    "cpu": Options(
-        tasks=[*lra.AVERAGED], lengths=[256, 512, 1024], tokens=2048, seconds=1.0, minutes=60.0
-    ),
-}  # fmt: skip
+    seconds: float = both(0.3, 1.0)
+    minutes: float = 60.0
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,11 @@ MASKS = ("causal", "local:256", STRUCTURED, f"({STRUCTURED})*causal", DOCUMENTS,
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "mask_build"
     seconds: float = 0.5
     mask: list[str] = field(default_factory=lambda: [*MASKS])  # texts of masks.parse
     lengths: list[int] = field(default_factory=lambda: [4096, 65536, 1048576])
     block: int = 128  # tokens of a block
     builders: list[str] = field(default_factory=lambda: [*BUILDERS])
-
-
-DEFAULTS = dict.fromkeys(("cuda", "cpu"), Options())
 
 
 def mask_of(text: str, n: int) -> masks.Mask:

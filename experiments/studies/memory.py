@@ -30,7 +30,7 @@ from experiments.common.devices import free_memory
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import markdown, short
 from experiments.studies import methods, runner
-from experiments.studies.runner import Run, choices, latest, needs
+from experiments.studies.runner import Run, both, choices, latest, needs
 from sparseflash.layers import Rotary
 from sparseflash.testing import relative_error
 
@@ -49,25 +49,14 @@ LAYERS = 32  # of a 7B model
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "memory"
-    lengths: list[int]
+    lengths: list[int] = both([2**i for i in range(10, 17)], [256, 512, 1024, 2048])
     batch: int = 1
     layers: int = 4  # of the stack that is timed; half of them give the difference
-    dim: int
-    hidden: int  # of SwiGLU
-    heads: int
-    dtype: str
-
-
-DEFAULTS = {
-    "cuda": Options(
-        lengths=[2**i for i in range(10, 17)], dim=4096, hidden=11008, heads=32, dtype="bfloat16",
-        seconds=0.3,
-    ),
-    "cpu": Options(
-        lengths=[256, 512, 1024, 2048], dim=128, hidden=344, heads=4, dtype="float32", seconds=0.2
-    ),
-}  # fmt: skip
+    dim: int = both(4096, 128)
+    hidden: int = both(11008, 344)  # of SwiGLU
+    heads: int = both(32, 4)
+    dtype: str = both("bfloat16", "float32")
+    seconds: float = both(0.3, 0.2)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from experiments.bench.step import graph_ms, measure
 from experiments.common.rows import OK, Found, Row, found, last_versions
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices, grid
+from experiments.studies.runner import Run, both, choices, grid
 from sparseflash import packed
 from sparseflash.dynamic.selection import Selection
 from sparseflash.testing import make_qkv
@@ -35,15 +35,15 @@ Seen = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "packed_masks"
-    lengths: list[int]  # tokens
+    lengths: list[int] = both([8192, 16384, 32768], [1024])  # tokens
     kinds: list[str] = field(default_factory=lambda: [*KINDS])
     compiled: list[str] = field(default_factory=lambda: ["documents"])  # kinds timed so as well
     documents: int = 16  # in a sequence, of random lengths; nodes of a tree
     batch: int = 1
-    heads: int
-    head_dim: int
-    dtype: str
+    heads: int = both(16, 2)
+    head_dim: int = both(128, 64)
+    dtype: str = both("bfloat16", "float32")
+    seconds: float = both(0.15, 0.3)
 
 
 class Kind(NamedTuple):
@@ -125,12 +125,6 @@ KINDS = {
         lambda given, n: packed.block_diffusion(given, n, SIZE), _diffusion,
     ),
 }  # fmt: skip
-DEFAULTS = {
-    "cuda": Options(
-        lengths=[8192, 16384, 32768], heads=16, head_dim=128, dtype="bfloat16", seconds=0.15
-    ),
-    "cpu": Options(lengths=[1024], heads=2, head_dim=64, dtype="float32", seconds=0.3),
-}
 
 
 def cases(run: Run) -> list[Found]:

@@ -27,7 +27,7 @@ from experiments.bench.step import Attend, Step, draw
 from experiments.common.rows import OK, Found, Row, last_versions
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices, grid
+from experiments.studies.runner import Run, both, choices, grid
 from sparseflash import select
 from sparseflash.select.tokens import TokenSelector
 
@@ -36,27 +36,20 @@ KEY = "provider direction batch heads kv_heads n head_dim dtype round".split()
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "picks"
-    lengths: list[int]  # tokens
-    selectors: list[str]  # nsa(BLOCKS, SIZE), moba(CHUNK, BLOCKS)
-    providers: list[str]
+    lengths: list[int] = both([8192, 32768], [512])  # tokens
+    selectors: list[str] = both(
+        ["nsa(16, 64)", "moba(256, 4)"], ["nsa(4, 32)", "moba(128, 2)"]
+    )  # nsa(BLOCKS, SIZE), moba(CHUNK, BLOCKS)
+    providers: list[str] = both(
+        ["picks", "selection", "causal", "fla", "cudnn"], ["picks", "causal"]
+    )
     batch: int = 1
     heads: int | None = None  # null: with nsa 64 on a GPU and 4 on a CPU, else 16 and 2
     kv_heads: int | None = None  # null: heads; if null too, with nsa 4 on a GPU and 1 on a CPU
-    head_dim: int
-    dtype: str
+    head_dim: int = both(128, 32)
+    dtype: str = both("bfloat16", "float32")
 
 
-DEFAULTS = {
-    "cuda": Options(
-        lengths=[8192, 32768], selectors=["nsa(16, 64)", "moba(256, 4)"], head_dim=128,
-        dtype="bfloat16", providers=["picks", "selection", "causal", "fla", "cudnn"],
-    ),
-    "cpu": Options(
-        lengths=[512], selectors=["nsa(4, 32)", "moba(128, 2)"], head_dim=32, dtype="float32",
-        providers=["picks", "causal"],
-    ),
-}  # fmt: skip
 HEADS = {"cuda": {True: (64, 4), False: (16, 16)}, "cpu": {True: (4, 1), False: (2, 2)}}  # NSA
 
 

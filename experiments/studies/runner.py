@@ -2,8 +2,8 @@
 
 A study is a module of this folder. It defines
 
-    Options                 its options, a dataclass with those of `runner.Options`
-    DEFAULTS                its Options for "cuda" and for "cpu"
+    Options                 its options, a dataclass with those of `runner.Options`; `both` gives
+                            one default on a GPU and another on a CPU
     KEY                     the fields of a row that say what was measured
     cases(run)              what to measure: fields of rows, or objects whose `row()` gives them
     ways(case, run)         what to measure of a case: fields such as provider and direction; none
@@ -18,7 +18,8 @@ A row that raises says why: ValueError and NotImplementedError mean "unsupported
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from itertools import product
 from types import ModuleType
 from typing import Any
@@ -48,6 +49,17 @@ class Options:
     rows: str = "runs/studies/${name}.jsonl"  # added to; what it holds is not measured again
     figures: str | None = None  # folder; null: the name of the rows without .jsonl
     allow_changes: bool = False  # true: add rows under docs though code differs from the commit
+
+
+def both(cuda: Any, cpu: Any) -> Any:
+    """Return the field of an option with another default on a GPU than on a CPU."""
+    return field(default_factory=lambda: deepcopy(cpu), metadata={"cuda": cuda, "cpu": cpu})
+
+
+def defaults(study: ModuleType, kind: str) -> Any:
+    """Return the options of a study with their defaults for "cuda" or "cpu"."""
+    own = {f.name: f.metadata[kind] for f in fields(study.Options) if kind in f.metadata}
+    return study.Options(name=study.__name__.rpartition(".")[2], **own)
 
 
 class Unmasked(Rows):

@@ -25,7 +25,7 @@ from experiments.bench.step import Attend, Step, draw
 from experiments.common.rows import OK, Row, last_versions
 from experiments.common.tables import MISSING, markdown, pivot
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices, grid
+from experiments.studies.runner import Run, both, choices, grid
 from sparseflash import score_rules
 
 KEY = "rule provider direction batch heads n_q head_dim dtype block_q round".split()
@@ -39,27 +39,16 @@ BARS = dict.fromkeys((SINK, MAX), 0.05)  # the cost that is allowed; .15 of othe
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "score"
     rules: list[str] = field(default_factory=lambda: [*RULES])
-    providers: list[str]
-    lengths: list[int]
+    providers: list[str] = both(["hopper", "triton", "flex", "fa4", "sdpa"], ["cpu", "sdpa"])
+    lengths: list[int] = both([2**i for i in range(10, 15)], [256])
     densities: list[float] = field(default_factory=lambda: [1.0, 0.25, 0.06])  # 1: no mask
-    heads: int
-    head_dims: list[int]
-    dtype: str
-    block: int  # tokens of a block of the masks
+    heads: int = both(8, 2)
+    head_dims: list[int] = both([64, 128], [32])
+    dtype: str = both("bfloat16", "float32")
+    block: int = both(128, 32)  # tokens of a block of the masks
     rounds: int = 3
-
-
-DEFAULTS = {
-    "cuda": Options(
-        lengths=[2**i for i in range(10, 15)], heads=8, head_dims=[64, 128], dtype="bfloat16",
-        block=128, seconds=0.06, providers=["hopper", "triton", "flex", "fa4", "sdpa"],
-    ),
-    "cpu": Options(
-        lengths=[256], heads=2, head_dims=[32], dtype="float32", block=32, providers=["cpu", "sdpa"]
-    ),
-}  # fmt: skip
+    seconds: float = both(0.06, 0.1)
 
 
 def rule_of(name: str, case: Case) -> tuple[Any, Callable[..., Any], tuple[int, ...]]:
@@ -159,7 +148,7 @@ def attention(rule: str, name: str, case: Case, device: torch.device, *tables: T
     if name == "flex" and rule != NONE:
         mod = {"score_mod": lambda *numbers: formula(torch, *numbers, *tables)}
     elif name == "fa4" and rule != NONE:
-        mod = {"score_mod": score_mod(formula), "aux_tensors": [*tables]}
+        mod = {"score_mod": score_mod(formula), "aux_tensors": [*tables] or None}
     if name != "sdpa" or (rule == NONE and case.blocks is None):
         return PROVIDERS[name].prepare(case, device, **mod)
     if rule == "softcap":

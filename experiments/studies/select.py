@@ -19,7 +19,7 @@ from experiments.bench.step import graph_ms, measure
 from experiments.common.rows import Found, Row, found, last_versions
 from experiments.common.tables import markdown
 from experiments.studies import runner
-from experiments.studies.runner import Run, grid
+from experiments.studies.runner import Run, both, grid
 from sparseflash import select
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.schedule.blocks import Schedule
@@ -31,20 +31,14 @@ STEPS = ("selection", "schedule", "forward", "backward", "chain")
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "select"
     density: float = 0.1  # the share of key blocks of a query block, where a selector has a knob
-    seq_len: int
-    batch: int
-    heads: int
+    seq_len: int = both(32768, 1024)
+    batch: int = both(2, 1)
+    heads: int = both(16, 4)
     kv_heads: int | None = None  # null: heads
-    head_dim: int
-    dtype: str
-
-
-DEFAULTS = {
-    "cuda": Options(batch=2, heads=16, seq_len=32768, head_dim=128, dtype="bfloat16", seconds=0.15),
-    "cpu": Options(batch=1, heads=4, seq_len=1024, head_dim=64, dtype="float32", seconds=0.5),
-}
+    head_dim: int = both(128, 64)
+    dtype: str = both("bfloat16", "float32")
+    seconds: float = both(0.15, 0.5)
 
 
 def cases(run: Run) -> list[Found]:

@@ -53,14 +53,10 @@ ALGORITHMS = {
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
-    name: str = "softmax"
     vocabularies: list[int] = field(
         default_factory=lambda: [10, 100, 1000, 4000, 10000, 25000, 100000, 1000000]
     )
     batches: list[int] = field(default_factory=lambda: [10, 4000])  # rows of a vector batch
-
-
-DEFAULTS = dict.fromkeys(("cuda", "cpu"), Options())
 
 
 def cases(run: Run) -> list[Found]:

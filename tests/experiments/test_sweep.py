@@ -71,17 +71,6 @@ def test_a_chain_for_every_seed_and_the_last_value_of_a_key_counts(tmp_path):
     assert {run.settings.lr for run in runs} == {0.5} and runs[3].settings.seed == 3
 
 
-def test_all_start_from_the_only_run_and_masks_may_be_swept(tmp_path):
-    mask = "mask='(local:8|butterfly)&causal',local:128+butterfly"
-    then = {"with": ["attention=sparse", mask, "seed=1,2"], "after": "first"}
-    common = ["task=image", f"runs={tmp_path}", "device=cpu"]
-    runs = planned({"common": common, "runs": {"first": None, "then": then}})
-    assert runs[3].name == "then/local:128+butterfly/1"
-    found = [run.settings.mask for run in runs[1:]]
-    assert found == ["(local:8|butterfly)&causal"] * 2 + ["local:128+butterfly"] * 2
-    assert all(run.after is runs[0] for run in runs[1:])
-
-
 @pytest.mark.parametrize(
     ("entries", "words"),
     [

@@ -152,10 +152,12 @@ def score_mod(rule: Callable[..., Any]) -> Callable[..., Any]:
         clip=lambda x, low, high: cutlass.min(cutlass.max(x, low), high),
     )  # fmt: skip
 
+    def value(tables, *numbers):  # runs as it is, when `apply` is compiled
+        return rule(math, *numbers, *(tables or ()))
+
     @cute.jit
     def apply(score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors):
-        numbers = score[0], batch[0], head[0], q_idx[0], kv_idx[0]
-        found = rule(math, *numbers, *(aux_tensors or ()))
+        found = value(aux_tensors, score[0], batch[0], head[0], q_idx[0], kv_idx[0])
         return utils.scalar_to_ssa(found, cutlass.Float32)
 
     apply.__vec_size__ = 1

@@ -105,8 +105,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
 
 def test_a_device_can_be_measured():
     rates = measure_ceilings("cpu", ("float32",))
-    assert rates.matmul_tflops["float32"] > 0 and rates.copy_tbs > 0 and rates.exp2_tps > 0
-    assert measure_ceilings("cpu", ("float32",)) is rates
+    assert min(rates.matmul_tflops["float32"], rates.copy_tbs, rates.exp2_tps) > 0
 
 
 # ---- the formulas of the papers

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import masks
-from experiments.bench import provider
 from experiments.bench.cases import CAUSAL, DENSE, Case
 from experiments.bench.peers import cudnn, fa4
 from experiments.bench.peers.fa4 import BlockSparseTensors, to_fa4
@@ -23,42 +22,6 @@ OWN = "block_diagonal(64)"  # so that no row or column is empty
 BLOCKS = Case(f"random_blocks(0.5, block=64) | {OWN}", 1, 4, 4, 256, 256, 128, "bfloat16", 64, 64)
 WIDE = {"block_q": 128, "block_k": 128}
 HOLE = {"mask": f"{OWN} & ~global_rows(64)"}  # no block in the first row
-TAKEN = {
-    "cudnn_blocks": [HOLE, WIDE | {"n_q": 250, "mask": "random_blocks(0.5)"}],
-    "cudnn_flex": [
-        HOLE, {"mask": DENSE, "block_q": 0, "block_k": 0}, {"head_dim": 192, "v_dim": 128},
-        {"mask": "causal()", "head_dim": 72, "v_dim": 8, "kv_heads": 2, "n_q": 250},
-    ],
-}  # fmt: skip
-REFUSED = {  # backward
-    "cudnn_blocks": [
-        WIDE | {"n_q": 250, "mask": OWN}, {"head_dim": 32}, {"block_k": 128, "mask": "dense()"},
-        {"n_q": 250}, {"dtype": "float16"}, {"head_dim": 64}, {"kv_heads": 2},
-    ],
-    "cudnn_flex": [
-        {"head_dim": 160}, {"head_dim": 12}, {"dtype": "float32"},
-        {"mask": "random_blocks(0.5, block=2)"},
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_peer_says_what_it_does_not_take(name, monkeypatch):
-    peer = find(name)
-    remedy = "pip install " if peer.missing() else ""
-    assert peer.unsupported(BLOCKS, CPU, "forward") == "needs a CUDA device, not cpu"
-    for capability, reason in (((10, 0), "this one has 10.0"), (None, "this is an AMD GPU")):
-        monkeypatch.setattr(provider, "nvidia_capability", lambda device, found=capability: found)
-        assert reason in (peer.unsupported(BLOCKS, CUDA, "forward") or "")
-    monkeypatch.setattr(provider, "nvidia_capability", lambda device: (9, 0))
-    assert remedy in (peer.unsupported(BLOCKS, CUDA, "forward") or "")
-    monkeypatch.setattr(type(peer), "missing", lambda self: None)
-    assert peer.concerns(replace(BLOCKS, mask=DENSE)) == (name == "cudnn_flex")
-    partial = [] if name == "cudnn_flex" else [{"mask": "causal()"}]
-    for taken, cases in ((True, [{}, *TAKEN[name]]), (False, [*REFUSED[name], *partial])):
-        for changes in cases:
-            reason = peer.unsupported(replace(BLOCKS, **changes), CUDA, "backward")
-            assert (reason is None) == taken, (changes, reason)
 
 
 @pytest.mark.parametrize(

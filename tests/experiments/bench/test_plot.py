@@ -7,10 +7,10 @@ import pytest
 from matplotlib import pyplot as plt
 
 from experiments.bench.grids import make_grid
-from experiments.bench.plot import draw_speed, patterns
+from experiments.bench.plot import draw_speed
 from experiments.bench.tables import SpeedRow, newest
 from experiments.common.config import as_list
-from experiments.common.figures import COLUMN, PAGE, style
+from experiments.common.figures import style
 from tests.experiments.bench.bench_cases import ROW
 
 MASKS = ["dense", "random:0.5:block=32", "random:0.25:block=32", "local:32+global:16"]
@@ -54,8 +54,6 @@ def closed():
         ([*MASKS, "local:32&~local:32"], [128, 256], {"speedup", "length", "masks"}),
         (MASKS[1:], 128, {"speedup", "masks"}),  # without dense
         ("dense", [64, 128], {"length"}),
-        (["dense", "local:32", "local:64"], 256, {"speedup", "masks"}),
-        (["dense", "local:32"], 256, {"masks"}),
     ],
 )
 def test_figures_of_rows(mask, seq_len, kinds):
@@ -92,22 +90,3 @@ def test_points_are_at_their_sparsity_speed_and_time():
     assert ticks[:2] == [0, 50]  # sparsity, where half of the blocks are a step
     x, y = length.axes[0].containers[0].lines[0].get_data()
     assert (list(x), list(y)) == ([256, 512], [dense.ms, 4 * dense.ms])
-
-
-def test_a_legend_is_short_and_names_what_a_reader_knows():
-    ours = ("hopper", "hopper_deterministic", "fa4", "flex")
-    rows = [row for n in (16, 64) for row in made_up(ours, mask=MASKS, seq_len=256, block_size=n)]
-    figures, _ = drawn(rows)
-    for figure in [figure for name, figure in figures.items() if name != "masks"]:
-        texts = [text.get_text() for text in figure.legends[0].get_texts()]
-        names = [text for text in texts if ": " not in text]  # others have a mask
-        assert len(texts) <= 12 and not any("_" in text for text in names)
-        assert figure.get_figwidth() in (COLUMN, PAGE)
-        figure.draw_without_rendering()
-        assert figure.legends[0].get_window_extent().width <= figure.bbox.width
-    # random blocks are shown once
-    texts = [
-        blocks.text for blocks in patterns(made_up(mask=[*MASKS, "causal"], seq_len=[128, 256]))
-    ]
-    structured = ["local(32) | global_tokens(16)", "causal()"]
-    assert [text for text in texts if "random" not in text] == structured and len(texts) == 3

@@ -78,8 +78,6 @@ def test_a_wrong_provider_has_no_time_and_one_that_raises_a_reason(measure):
     ("provider", "changes"),
     [
         ("cpu", {"mask": DENSE}),
-        ("cpu", {}),
-        ("cpu", {"mask": "random_blocks(0.3, block=32)"}),
         ("cpu", {"mask": "random_blocks(0.3, block=32, per_head=True)"}),
         ("cpu", {"layout": "token_major"}),
         ("sdpa", {"mask": DENSE, "block_q": 0, "block_k": 0, "v_dim": 8}),

@@ -7,8 +7,7 @@ from experiments.bench.cases import DENSE
 from experiments.bench.step import Times
 from experiments.common.rows import OK, Found, frame
 from experiments.studies import decode
-from experiments.studies.decode import CHOOSING, PROVIDERS, SELECTED, Inputs, tables
-from tests.experiments.studies.conftest import ok
+from experiments.studies.decode import PROVIDERS, SELECTED, Inputs, tables
 
 CPU = torch.device("cpu")
 STEP = Found(
@@ -18,24 +17,11 @@ CHOSEN = Found(STEP | {"mask": f"{SELECTED}(1)"})
 SMALL = ["lengths=[128]", "heads=4", "kv_heads=2", "head_dim=32", "chosen=64"]
 
 
-def test_rows_of_every_kind(measured):
-    rows = measured("decode", *SMALL, "rounds=2")
-    assert ok(rows) and all(row.share > 0 for row in rows)
-    assert {row.step for row in rows} == {"decode", CHOOSING}
-    assert {(row.provider, row.page) for row in rows} == {("cpu", 0), ("cpu", 16), ("sdpa", 0)}
-    found = {(row["mask"].split("(")[0], row.n_q) for row in rows}
-    few = {("sliding", 1), ("sliding", 16), (SELECTED, 1)}
-    assert found == {(DENSE, 1), (DENSE, 16)} | few
-    made = tables(frame(rows))
-    assert made.keys() == {DENSE, "sliding", SELECTED}
-    assert "`cpu`, pages of 16" in made[DENSE] and "`cpu`, choosing" in made[SELECTED]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("lengths=[100]", "lengths=100: give multiples of 64"),
-        ("heads=6 kv_heads=4", "heads=6 is not a multiple of kv_heads=4"),
+        ("heads=6 kv_heads=4", "heads=6.*kv_heads=4"),
         ("providers=[flashinfr]", "did you mean flashinfer"),
         ("n_q=[0]", "n_q=0"),
         ("masks=[nothing]", "unknown pattern 'nothing'"),
@@ -108,8 +94,7 @@ def test_the_chosen_blocks_are_those_of_the_best_keys_in_pages_or_not():
     keys[:, :, 128:] = 5 * inputs.q.unflatten(1, (2, -1)).mean((2, 3))[:, :, None]
     assert (inputs.choose(0).codes == -1).nonzero()[:, 3].tolist() == [2] * 4
     paged = Inputs(CHOSEN, CPU)
-    keys = [torch.stack([paged.keys_of(0, b, h)[0] for h in range(2)]) for b in range(2)]
-    inputs.q, inputs.caches = paged.q, [(torch.stack(keys), torch.stack(keys))]
+    inputs.q, inputs.caches = paged.q, [paged.dense(0)]
     del inputs.summaries
     assert torch.equal(paged.choose(0).codes, inputs.choose(0).codes)
     assert paged.allowed(1, 1).sum(1).tolist() == [64] * 3

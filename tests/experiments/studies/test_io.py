@@ -9,7 +9,6 @@ from experiments.bench.cases import DENSE, Case
 from experiments.common.rows import frame
 from experiments.studies import io
 from experiments.studies.io import FIGURE_2, FIGURE_2_SHAPE, traffic, work
-from tests.experiments.studies.conftest import ok
 
 SMALL = ["batch=1", "heads=2", "n=128", "head_dim=16", "sparse_n=128"]
 SMALL += ["densities=[0.5]", "methods=[standard,flash]"]
@@ -54,8 +53,6 @@ def test_longer_sequences_have_as_many_tokens(study):
 
 def test_rows_and_tables(measured):
     rows = measured("io", *SMALL)
-    assert [row.part for row in rows] == ["shape"] * 2 + ["sparsity"] * 2
-    assert ok(rows) and all(row.counted_gb is None for row in rows)
     assert rows[0].saved_mib > 1.5 * rows[1].saved_mib  # P alone is twice q, k, v and out here
     other = rows[0] | {"dtype": "float16", "ms_median": 7770.0}
     made = io.tables(frame([other, *rows]))

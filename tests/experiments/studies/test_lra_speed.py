@@ -13,13 +13,13 @@ from experiments.studies.lra_speed import (
     IMDB,
     SHAPES,
     SWEEP,
-    StepCase,
     figures,
     newest,
     random_lengths,
     step_times,
     tables,
 )
+from experiments.studies.runner import defaults
 from experiments.training.step import Trainer
 
 SMALL = ["tasks=[listops]", "lengths=[]", "options=['batch=2','task.max_length=64']"]
@@ -44,7 +44,7 @@ def test_cases_of_the_options(study):
     assert {c.task for c in cases} == {*lra.AVERAGED, SWEEP}
     assert {c.length for c in cases} == {None, 256, 512, 1024}
     assert "batch=2" in next(c for c in cases if c.length == 1024).overrides
-    cuda = run.study.DEFAULTS["cuda"]
+    cuda = defaults(run.study, "cuda")
     assert "pathfinder256" in cuda.tasks and cuda.lengths[-1] == 65536
     for words, message in (
         ("tasks=[lists]", "tasks='lists': choose from.*listops"),
@@ -65,17 +65,6 @@ def test_lengths_are_those_of_the_tasks():
     assert abs((found == 4096).mean() - 0.029) < 0.01  # longer ones are cut
     pairs = random_lengths(SHAPES["imdb_same_movie"], (2000, 2), 4000, draw)
     assert pairs.shape == (2000, 2) and pairs.min() >= 3 * IMDB[0] and pairs.mean() > 2500
-
-
-def test_random_examples_are_padded_behind_their_length():
-    case = StepCase(
-        "listops", "linear", None, None, ("device=cpu", "batch=2", "task.max_length=64")
-    )
-    task = case.data(case.settings())
-    split = task.splits["train"]
-    assert split.lengths is not None and (task.length, case.settings().batch) == (64, 2)
-    assert (split.tokens[np.arange(64) >= split.lengths[:, None]] == 0).all()
-    assert (split.tokens[np.arange(64) < split.lengths[:, None]] > 0).all()
 
 
 def test_the_step_that_is_timed_is_the_one_of_training(measured, monkeypatch):

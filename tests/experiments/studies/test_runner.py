@@ -10,17 +10,16 @@ import torch
 from matplotlib import pyplot as plt
 
 from experiments import study as program
-from experiments.common.rows import OK, frame, read
+from experiments.common.rows import OK, read
 from experiments.studies import runner
-from experiments.studies.runner import Run, about, grid, in_turn
+from experiments.studies.runner import Run, grid, in_turn
 
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
     """The options of the study of these tests."""
 
-    name: str = "toy"
-    sizes: list[int]
+    sizes: list[int] = runner.both([1, 2], [1, 2])
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def toy(tmp_path, monkeypatch):
     """Return a study of numbers whose calls are noted, and a function that runs it."""
     made = types.ModuleType("experiments.studies.toy", "A study of numbers.")
     made.__dict__.update(
-        Options=Options, DEFAULTS={kind: Options(sizes=[1, 2]) for kind in ("cpu", "cuda")},
+        Options=Options,
         KEY=["provider", "n", "round"], calls=[], opens=[], fails={}, clock=[0.0],
         cases=lambda run: grid(n=run.options.sizes),
         ways=lambda case, run: [{"provider": name} for name in ("ours", "peer")],
@@ -120,13 +119,6 @@ def test_a_figure_of_the_whole_is_not_lost_to_a_part(toy, tmp_path, run_program)
     assert paths == ["part/toy.png", "toy/toy.png"]
 
 
-def test_rows_say_where_they_come_from(toy):
-    rows = frame(toy.go())
-    assert f"torch {torch.__version__}" in about(rows) and "; 4 rows" in about(rows)
-    several = rows.assign(gpu=["a", "b", "a", "b"], commit=list("abcd"))
-    assert "2 GPUs; 4 commits" in about(several)
-
-
 def test_refusals_are_one_line(run_program):
     for words, message in (
         ("name=decod", "did you mean decode"),
@@ -145,4 +137,4 @@ def test_the_program_lists_studies_and_their_options(run_program):
     status, printed, _ = run_program("study")
     assert status == 0 and all(f"  {name} " in printed for name in ("decode", "io", "lra_speed"))
     status, printed, _ = run_program("study", "name=decode", "--help")
-    assert "n_q: list[int]  # new queries" in printed and "kv_heads=2" in printed
+    assert "n_q: list[int] = " in printed and "kv_heads=2" in printed

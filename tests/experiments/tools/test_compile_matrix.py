@@ -90,13 +90,3 @@ def test_barriers_that_no_warps_use_are_found():
   partition0(%a) { }
 """
     assert offline.idle_barriers(text) == ["%idle", "%idle2"]
-
-
-def test_tables():
-    rows = [
-        ROW,
-        Found(ROW | {"triton": "3.9.0", "spilled_bytes": 120}),
-        Found(ROW | {"triton": "3.9.0", "kernel": "attention_forward", "serialized": True}),
-    ]
-    made = matrix.tables(rows)
-    assert "| sm_90a | hopper | 2 | 1 | 227 | 168 / 0 | 168 / 120, 1 serial" in made["gpus"]
