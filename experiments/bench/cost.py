@@ -118,53 +118,37 @@ class _Counts(NamedTuple):
 
 def _check(shape: Shape, blocks: BlockMask | None, direction: str) -> None:
     choose("direction", direction, DIRECTIONS)
-    if blocks is None:
-        return
-    pairs = {"batch": (1, shape.batch), "heads": (1, shape.heads)}
-    pairs |= {"n_q": (shape.n_q,), "n_k": (shape.n_k,)}
-    for name, known in pairs.items():
-        if getattr(blocks, name) not in known:
-            raise ValueError(f"the mask has {name}={getattr(blocks, name)}, the shape {known[-1]}")
+    for name in ("batch", "heads", "n_q", "n_k") if blocks is not None else ():
+        has, wanted = getattr(blocks, name), getattr(shape, name)
+        if has != wanted and not (has == 1 and name in ("batch", "heads")):
+            raise ValueError(f"the mask has {name}={has}, the shape {wanted}")
 
 
 def _counts(shape: Shape, blocks: BlockMask | None) -> _Counts:
     every_q, every_k = shape.batch * shape.heads, shape.batch * shape.kv_heads
     if blocks is None:
-        return _Counts(
-            pairs=every_q * shape.n_q * shape.n_k,
-            live_q=every_q * shape.n_q,
-            live_k=every_k * shape.n_k,
+        n_q, n_k = shape.n_q, shape.n_k
+        return _Counts(every_q * n_q * n_k, every_q * n_q, every_k * n_k)
+    lists, rows, cols = blocks.csr(), blocks.rows, blocks.cols
+    count, col = np.diff(lists.ptr), lists.idx.astype(np.int64)
+    slices, row = np.divmod(np.repeat(np.arange(len(count)), count), rows)
+    q_len, k_len = (  # tokens of each block
+        np.minimum(size, n - size * np.arange(blocks_of, dtype=np.int64))
+        for size, n, blocks_of in zip(
+            blocks.block_size, (blocks.n_q, blocks.n_k), (rows, cols), strict=True
         )
-    lists = blocks.csr()
-    line = np.repeat(np.arange(len(lists.ptr) - 1), np.diff(lists.ptr))
-    slices, row = np.divmod(line, blocks.rows)
-    col = lists.idx.astype(np.int64)
-    block_q, block_k = blocks.block_size
-    q_len = _lengths(blocks.rows, block_q, blocks.n_q)
-    k_len = _lengths(blocks.cols, block_k, blocks.n_k)
-    repeats = every_q // (blocks.batch * blocks.heads)  # slices that share a mask
-    lines = np.flatnonzero(np.diff(lists.ptr)) % blocks.rows
-    return _Counts(
-        pairs=int((q_len[row] * k_len[col]).sum()) * repeats,
-        live_q=int(q_len[lines].sum()) * repeats,
-        live_k=_live_keys(shape, blocks, slices, col, k_len),
     )
-
-
-def _lengths(count: int, block: int, n: int) -> np.ndarray:
-    """Tokens of each block."""
-    return np.minimum(block, n - block * np.arange(count, dtype=np.int64))
-
-
-def _live_keys(
-    shape: Shape, blocks: BlockMask, slices: np.ndarray, col: np.ndarray, k_len: np.ndarray
-) -> int:
-    """Keys that any query head of their kv head attends to."""
+    # blocks of keys that any query head of their kv head attends to
     batch, head = np.divmod(slices, blocks.heads)
     group = shape.heads // shape.kv_heads if blocks.heads > 1 else 1
-    used = distinct((batch * shape.heads + head // group) * blocks.cols + col) % blocks.cols
-    repeats = shape.batch // blocks.batch * (shape.kv_heads if blocks.heads == 1 else 1)
-    return int(k_len[used].sum()) * repeats
+    used = distinct((batch * shape.heads + head // group) * cols + col) % cols
+    repeats = every_q // (blocks.batch * blocks.heads)  # slices that share a mask
+    repeats_k = shape.batch // blocks.batch * (shape.kv_heads if blocks.heads == 1 else 1)
+    return _Counts(
+        pairs=int((q_len[row] * k_len[col]).sum()) * repeats,
+        live_q=int(q_len[np.flatnonzero(count) % rows].sum()) * repeats,
+        live_k=int(k_len[used].sum()) * repeats_k,
+    )
 
 
 # ---- the rates that devices reach in practice

@@ -320,7 +320,8 @@ def figures(frame: Any) -> dict[str, Figure]:
     figure, panels = plt.subplots(1, 2, figsize=(f.PAGE, 2.6))
     for axes, value in zip(panels, ("peak_mib", "ms_median"), strict=True):
         for kind, own in kinds.items():
-            f.curve(axes, [r.n for r in own], [r[value] for r in own], *NAMES[kind][::-1])
+            name, look = NAMES[kind]
+            f.curve(axes, [r.n for r in own], [r[value] for r in own], look, name)
         axes.set_ylabel(f"{value.replace('_', ' ')} of a step")
         f.length_axis(axes, lengths)
         f.plain_log_axis(axes)
