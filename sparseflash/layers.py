@@ -18,14 +18,13 @@ from sparseflash.backends.registry import NAMES
 from sparseflash.checks import check_options, is_number, is_wrapped
 from sparseflash.distributed.plan import ContextParallel
 from sparseflash.dynamic.lengths import (
-    BLOCK,
     PADDINGS,
     Lengths,
     attend_within,
     blocks_of,
     check_lengths,
+    check_skippable,
     skip_padding,
-    skippable,
 )
 from sparseflash.dynamic.selection import Selection
 from sparseflash.request import as_mask_or_selector, refuse_unknown
@@ -276,11 +275,7 @@ def plan_lengths(
         batch = lengths.numel() if isinstance(lengths, Tensor) else np.size(lengths)
         if not batch:
             raise ValueError(f"lengths is {lengths!r}; give that of one sequence at least")
-        if not skippable(mask, n, n):
-            raise ValueError(
-                f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and None, a"
-                " Mask or a BlockMask, the same for every batch entry: pass the lengths themselves"
-            )
+        check_skippable(mask, n, n, "pass the lengths themselves")
         lengths = check_lengths(lengths, batch, n, device)
         blocks = skip_padding(blocks_of(mask, n, heads[0], device), lengths)
     n_k = blocks.n_k

@@ -28,7 +28,7 @@ from sparseflash.backends import hopper
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import Saved, TermTensors, Walk
 from sparseflash.decoding import triton as decoding
-from sparseflash.decoding.pattern import pattern_of
+from sparseflash.decoding.pattern import Bounds, pattern_of
 from sparseflash.kernels.portable import tma
 from sparseflash.kernels.portable.configs import Family
 from sparseflash.picks.kernels import picked_backward, picked_forward
@@ -243,7 +243,7 @@ def _launch_decode(call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
     options = Options(None, 0.0, True, "triton")
     problem = describe(q, k, v, call.mask, options, False)
     step = decoding.Decode(problem, pattern_of(mask, problem, n), n, call.page, splits=4)
-    step(q, k, v, torch.zeros(batch, dtype=torch.int32), None, table, None)
+    step(q, k, v, Bounds(torch.zeros(batch, dtype=torch.int32), None, table), None)
 
 
 def _number(pattern: str, text: str) -> int:

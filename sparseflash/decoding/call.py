@@ -1,6 +1,6 @@
 """The public function `decode`: check the arguments, find the plan of the call, run it."""
 
-from typing import Any, Literal, Protocol, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from sparseflash.backends.registry import nothing
 from sparseflash.cache import cache
 from sparseflash.checks import check_tensors, check_transforms, is_empty
 from sparseflash.decoding import cpu, triton
-from sparseflash.decoding.pattern import AnyMask, Pattern, pattern_of
+from sparseflash.decoding.pattern import AnyMask, Bounds, pattern_of
 from sparseflash.dynamic.lengths import Lengths, check_lengths
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
@@ -21,30 +21,6 @@ from sparseflash.operators.attention import no_autocast, plain
 from sparseflash.problem import Options, Problem, describe, key_of
 from sparseflash.request import options_of, refuse_unknown, remedy
 from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
-
-
-class Step(Protocol):
-    """What steps of one layout share."""
-
-    pattern: Pattern
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
-        table: Tensor | None, schedule: Schedule | None,
-    ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-
-
-class Nothing:
-    """A step of an empty batch, of no queries or over no keys."""
-
-    pattern = Pattern(None, False, False)
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
-        table: Tensor | None, schedule: Schedule | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return nothing(q, v)
-
 
 torch.library.define(
     "sparseflash::decode",
@@ -149,9 +125,9 @@ def decode(
             f" sparseflash.select or None{how}"
         )
     mask = None if empty or isinstance(mask, Selection) else mask
-    bounds = lengths, starts, block_table
+    bounds = Bounds(lengths, starts, block_table)
     if plain(q, k, v):
-        out, lse = _run(q, k, v, *bounds, mask, options, splits)
+        out, lse = _run(q, k, v, bounds, mask, options, splits)
     else:
         if not torch.compiler.is_compiling():
             check_transforms(q, k, v)
@@ -163,30 +139,33 @@ def decode(
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
-    table: Tensor | None, mask: AnyMask, options: Options, splits: int | None,
+    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, mask: AnyMask, options: Options,
+    splits: int | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return out and lse; k and v (pages, H_kv, page, D) where there is a table."""
+    """Return out and lse."""
+    lengths, starts, table = bounds
+    n = k.shape[2] * (1 if table is None else table.shape[1])
+    if 0 in (q.shape[0], q.shape[2], n):
+        return nothing(q, v)
     identity = mask.facts if isinstance(mask, Schedule) else None if mask is None else mask.key
     pages = None if table is None else (table.shape[1], table.stride(0))
     given = lengths is None, starts is None
     key = "decode", key_of(q, k, v, identity, options, False), pages, *given, splits
-    step: Step | None = cache.get(key)
+    step: cpu.Decode | triton.Decode | None = cache.get(key)
     if step is None:
-        n = k.shape[2] * (1 if table is None else table.shape[1])
         page = 0 if table is None else k.shape[2]
         step = _prepare(describe(q, k, v, identity, options, False), mask, n, page, splits)
         lists = step.pattern.schedule
         cache.put(key, step, as_tensors(lists)[0] if lists else ())
     with no_autocast(q):
         dynamic = mask if isinstance(mask, Schedule) else None
-        return step(q, k, v, lengths, starts, table, dynamic)
+        return step(q, k, v, bounds, dynamic)
 
 
-def _prepare(problem: Problem, mask: AnyMask, n: int, page: int, splits: int | None) -> Step:
+def _prepare(
+    problem: Problem, mask: AnyMask, n: int, page: int, splits: int | None
+) -> cpu.Decode | triton.Decode:
     """Return what steps of one layout share; page: tokens of a page, or 0."""
-    if 0 in (problem.batch, problem.n_q, n):
-        return Nothing()
     why_not = {
         "triton": portable.unsupported(problem, "forward"),
         "cpu": None if problem.device.type == "cpu" else f"it runs on a CPU, not {problem.device}",
@@ -208,7 +187,7 @@ def _decode(q, k, v, lengths, starts, table, mask, schedule, numbers, *call):
     given = from_tensors(schedule, numbers) if schedule else find(mask) if mask else None
     scale, splits, backend = call
     options = Options(scale, 0.0, True, backend)
-    return _run(q, k, v, lengths, starts, table, given, options, splits)
+    return _run(q, k, v, Bounds(lengths, starts, table), given, options, splits)
 
 
 @torch.library.register_fake("sparseflash::decode")

@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.protocol import empty_out
-from sparseflash.decoding.pattern import Pattern
+from sparseflash.decoding.pattern import Bounds, Pattern
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, unpack_bits
 
 
 class Decode:
-    """A decoding step of one problem; k and v (pages, H_kv, page, D) where there is a table."""
+    """A decoding step of one problem."""
 
     def __init__(self, problem: Problem, pattern: Pattern, n: int):
         self.problem, self.pattern, self.n = problem, pattern, n
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
-        table: Tensor | None, schedule: Schedule | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, schedule: Schedule | None
+    ) -> tuple[Tensor, Tensor]:
         """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q); schedule: that of a dynamic mask."""
         problem, dtype = self.problem, torch.float64 if q.dtype == torch.float64 else torch.float32
         heads = problem.kv_heads, problem.group, problem.n_q
         out = empty_out(q, v)
         lse = q.new_empty(q.shape[:3], dtype=dtype)
+        lengths, starts, table = bounds
         ends = [self.n] * problem.batch if lengths is None else lengths.tolist()
         begins = [0] * problem.batch if starts is None else starts.tolist()
         pattern = self.pattern._replace(schedule=schedule or self.pattern.schedule)

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from torch import Tensor
+
 import masks
 from masks import BlockMask, Mask
 from sparseflash.problem import Problem
@@ -9,6 +11,14 @@ from sparseflash.schedule.blocks import Schedule, schedule_for
 
 BLOCK = (64, 64)  # what a `Mask` is cut into: a query reads whole blocks
 AnyMask = Mask | BlockMask | Schedule | None
+
+
+class Bounds(NamedTuple):
+    """Which keys each sequence of a call has, and where they are."""
+
+    lengths: Tensor | None  # (B,), contiguous; None: all keys that there is room for
+    starts: Tensor | None  # likewise, the first key; None: 0
+    table: Tensor | None  # (B, pages of a sequence); with it, k and v are (pages, H_kv, page, D)
 
 
 class Pattern(NamedTuple):

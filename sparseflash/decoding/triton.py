@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import empty_out
-from sparseflash.decoding.pattern import Pattern
+from sparseflash.decoding.pattern import Bounds, Pattern
 from sparseflash.kernels.common.device import interpreted, kernels_of, multiprocessors
 from sparseflash.kernels.common.launch import Launch
 from sparseflash.kernels.common.shapes import padded_dim, padded_dim_v, scale_log2
@@ -24,7 +24,7 @@ TILE_BYTES = 2**14  # of keys, and of values
 
 
 class Decode:
-    """A decoding step of one problem; k and v (pages, H_kv, page, D) where there is a table."""
+    """A decoding step of one problem."""
 
     def __init__(self, problem: Problem, pattern: Pattern, n: int, page: int, splits: int | None):
         self.problem, self.pattern, self.n = problem, pattern, n
@@ -58,9 +58,8 @@ class Decode:
         }  # fmt: skip
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
-        table: Tensor | None, schedule: Schedule | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, schedule: Schedule | None
+    ) -> tuple[Tensor, Tensor]:
         """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q); schedule: that of a dynamic mask."""
         problem = self.problem
         out = empty_out(q, v)
@@ -77,17 +76,17 @@ class Decode:
         def arguments():
             step = parts.stride()[1:] if self.parts > 1 else parts.stride()
             args = (
-                q, k, v, parts, part_lse, lengths, starts, table, *lists,
+                q, k, v, parts, part_lse, *bounds, *lists,
                 *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *step[:3],
-                out.numel(), lse.numel(), 0 if table is None else table.stride(0),
+                out.numel(), lse.numel(), 0 if bounds.table is None else bounds.table.stride(0),
                 scale_log2(problem.scale), problem.n_q, self.n, self.parts, self.m_tiles,
                 self.packs, self.pack, problem.group, *_list_strides(schedule),
             )  # fmt: skip
             grid = (self.parts * self.m_tiles * problem.batch * self.packs,)
-            given = {"LENGTHS": lengths is not None, "STARTS": starts is not None}
+            given = {"LENGTHS": bounds.lengths is not None, "STARTS": bounds.starts is not None}
             return grid, args, self.options | given
 
-        self.launch_parts((q, k, v, parts, part_lse, lengths, starts, table), arguments, lists)
+        self.launch_parts((q, k, v, parts, part_lse, *bounds), arguments, lists)
         if self.parts > 1:
             self._merge(parts, part_lse, out, lse)
         return out, lse

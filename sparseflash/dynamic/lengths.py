@@ -31,6 +31,11 @@ SHORTEST = 1024  # tokens from which skipping is faster than hiding
 NOWHERE = -(2**30)
 PADDINGS = ("auto", "hide", "skip")
 
+_NOT_HIDDEN = (
+    "beside a score, or terms.softcap, slopes or bias, it cannot be hidden: pad to that, or pass an"
+    " array as mask that has the lengths"
+)
+
 Lengths = Tensor | Sequence[int]
 
 
@@ -106,13 +111,7 @@ def padding_for(
     """
     if not any(term_options(terms, score)):
         return padding
-    if not skippable(mask, n_q, n_k):
-        raise ValueError(
-            "lengths with a score, or terms.softcap, slopes or bias, take None or a Mask, the same"
-            f" for every batch entry, and N_q = N_k, a multiple of {BLOCK}; got a mask of type"
-            f" {type(mask).__name__} and batch {getattr(mask, 'batch', None)}, N_q {n_q},"
-            f" N_k {n_k}: pad to that, or pass an array as mask that has the lengths"
-        )
+    check_skippable(mask, n_q, n_k, _NOT_HIDDEN)
     return "skip"
 
 
@@ -202,16 +201,23 @@ def skippable(mask: Any, n_q: int, n_k: int) -> bool:
     return n_q == n_k and n_k % BLOCK == 0 and alike
 
 
+def check_skippable(mask: Any, n_q: int, n_k: int, remedy: str) -> None:
+    """Raise ValueError for a mask and extents that `skip_padding` does not take."""
+    if not skippable(mask, n_q, n_k):
+        shown = mask if isinstance(mask, Mask | BlockMask | None) else f"a {type(mask).__name__}"
+        raise ValueError(
+            f"the mask is {shown}, for {n_q} queries and {n_k} keys; padding is skipped under"
+            " None, a Mask or a BlockMask, the same for every batch entry, with as many queries as"
+            f" keys, a multiple of {BLOCK} or of the block size of the BlockMask, 32, 64 or 128:"
+            f" {remedy}"
+        )
+
+
 def _schedule(
     mask: Mask | BlockMask | None, lengths: Tensor, q: Tensor, starts: Tensor | None
 ) -> Schedule:
     batch, heads, n, _ = q.shape
-    if not skippable(mask, n, n):
-        raise ValueError(
-            f"padding is skip, the mask {mask!r} and the length {n}; that takes None, a Mask or a"
-            f" BlockMask, the same for every batch entry, and a multiple of {BLOCK} or of the"
-            " block size: take padding=hide"
-        )
+    check_skippable(mask, n, n, "take padding=hide")
     if torch.compiler.is_compiling():
         raise ValueError(
             "padding is skip inside torch.compile, which cannot trace the block lists: pass"

@@ -5,6 +5,9 @@ token goes from a first token of the other side up to an end. Spans are int32 (s
 tokens): firsts and ends, and those of one token are apart from each other.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +16,10 @@ from torch import Tensor
 from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
 from sparseflash.packed.block_kernels import classify_blocks, fill_tiles, number_blocks
+
+_TOKENS = 256  # of a program that makes spans
+_ENTRIES = 128  # blocks of a line at a time
+_LINES = 1024  # lines whose tiles are summed at a time
 
 
 @triton.jit
@@ -164,57 +171,45 @@ def _tree_spans(
     store_span(Spans, 0, place, total, token, tl.maximum(tl.minimum(stop, n), token), there)
 
 
-_TOKENS = 256  # of a program that makes spans
-_ENTRIES = 128  # blocks of a line at a time
-_LINES = 1024  # lines whose tiles are summed at a time
-
-
 def document_spans(
     offsets: Tensor, offsets_k: Tensor | None, n: int, n_k: int, left: int, right: int,
     shared: bool, length: int | None, lengths: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """One launch."""
-    own = offsets_k is None
-    offsets_k = offsets.contiguous() if offsets_k is None else offsets_k.contiguous()
-    offsets, kind = offsets.contiguous(), "" if length is None else "number"
-    if lengths is not None:
-        lengths, kind = lengths.contiguous(), "each"
-    batch, count = offsets.shape
-    made = _spans(offsets, 1 + shared + (kind != ""), n)
-    with on(offsets.device):
-        launch(
-            _document_spans, _grid(batch * n, _TOKENS),
-            offsets, offsets_k, offsets if lengths is None else lengths, made, batch * n, n, n_k,
-            count - 1, left, right, length or 0,
-            0 if lengths is None or len(lengths) == 1 else lengths.shape[1],
-            OWN=own, SHARED=shared, PREFIX=kind, STEPS=count.bit_length(), SIZE=_TOKENS,
-        )  # fmt: skip
-    return made
+    own = offsets.contiguous()
+    given = [own, *(own if t is None else t.contiguous() for t in (offsets_k, lengths))]
+    kind = "each" if lengths is not None else "" if length is None else "number"
+    each = 0 if lengths is None or len(lengths) == 1 else lengths.shape[1]
+    count = offsets.shape[1]
+    numbers = n_k, count - 1, left, right, length or 0, each
+    options = {"OWN": offsets_k is None, "SHARED": shared, "PREFIX": kind}
+    spans = 1 + shared + (kind != "")
+    return _spans(_document_spans, given, spans, n, *numbers, STEPS=count.bit_length(), **options)
 
 
 def diffusion_spans(offsets: Tensor, n: int, size: int, interleaved: bool) -> Tensor:
     """One launch."""
-    offsets = offsets.contiguous()
-    batch, count = offsets.shape
-    made = _spans(offsets, 2, n)
-    with on(offsets.device):
-        launch(
-            _diffusion_spans, _grid(batch * n, _TOKENS),
-            offsets, made, batch * n, n, count - 1, size,
-            INTERLEAVED=interleaved, STEPS=count.bit_length(), SIZE=_TOKENS,
-        )  # fmt: skip
-    return made
+    count = offsets.shape[1]
+    options = {"INTERLEAVED": interleaved, "STEPS": count.bit_length()}
+    return _spans(_diffusion_spans, [offsets.contiguous()], 2, n, count - 1, size, **options)
 
 
 def tree_spans(enter: Tensor, leave: Tensor, n: int) -> Tensor:
     """One launch."""
-    enter, leave = enter.contiguous(), leave.contiguous()
-    batch, nodes = enter.shape
-    made = _spans(enter, 1, n)
-    with on(enter.device):
+    given, nodes = [enter.contiguous(), leave.contiguous()], enter.shape[1]
+    return _spans(_tree_spans, given, 1, n, nodes, STEPS=nodes.bit_length())
+
+
+def _spans(
+    kernel: Any, given: Sequence[Tensor], count: int, n: int, *numbers: int, **options: Any
+) -> Tensor:
+    """Return `count` spans of each of n tokens, made by `kernel`."""
+    total, device = len(given[0]) * n, given[0].device
+    made = torch.empty(count, 2, len(given[0]), n, dtype=torch.int32, device=device)
+    with on(device):
         launch(
-            _tree_spans, _grid(batch * n, _TOKENS), enter, leave, made, batch * n, n, nodes,
-            STEPS=nodes.bit_length(), SIZE=_TOKENS,
+            kernel, (-(-total // _TOKENS),), *given, made, total, n, *numbers,
+            **options, SIZE=_TOKENS,
         )  # fmt: skip
     return made
 
@@ -256,11 +251,3 @@ def span_blocks(
             TOKENS=block_q & -block_q if not columns else min(block_q & -block_q, 32),
         )  # fmt: skip
     return codes, bits, fits
-
-
-def _spans(like: Tensor, count: int, n: int) -> Tensor:
-    return torch.empty(count, 2, len(like), n, dtype=torch.int32, device=like.device)
-
-
-def _grid(total: int, size: int) -> tuple[int]:
-    return (-(-total // size),)

@@ -9,7 +9,7 @@ import masks
 import sparseflash
 from experiments.lra.models.attention.base import Attention, register
 from masks import BlockMask, Mask
-from sparseflash.dynamic.lengths import SHORTEST, attend_within, skippable
+from sparseflash.dynamic.lengths import SHORTEST, attend_within, check_skippable, skippable
 from sparseflash.layers import plan_lengths
 from sparseflash.schedule.blocks import Schedule
 
@@ -47,13 +47,10 @@ class Flash(Attention):
 
     def _check_padding(self) -> None:
         """Find whether padding is skipped. Raises ValueError where that is asked for in vain."""
-        fits = skippable(self.blocks, self.length, self.length)
-        if self.without_plan == "skip" and not fits:
-            raise ValueError(
-                f"padding is skip, the length {self.length} and the mask {self.blocks!r}: the"
-                " length must be a multiple of 128, or of blocks of 32, 64 or 128 tokens; take"
-                " padding=hide"
-            )
+        given = self.blocks, self.length, self.length
+        fits = skippable(*given)
+        if self.without_plan == "skip":
+            check_skippable(*given, "take padding=hide")
         long = self.without_plan == "auto" and self.length >= SHORTEST
         self.padding = "skip" if self.without_plan == "skip" or (long and fits) else "hide"
 
