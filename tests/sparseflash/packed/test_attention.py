@@ -13,7 +13,6 @@ from sparseflash.packed.blocks import from_spans
 from sparseflash.packed.spans import apart
 from sparseflash.schedule.blocks import as_tensors
 from sparseflash.testing import assert_close, make_qkv, oracle
-from tests import packing_cases
 from tests.op_cases import NoSync, assert_same, run
 from tests.packing_cases import assert_packings, errors_of_packings
 
@@ -128,16 +127,6 @@ def test_more_partial_blocks_than_room_are_an_error():
         from_spans(apart([(0 * token, token + 1)], 64), (16, 16), room=3, max_blocks=16)
 
 
-def test_joins_masks_as_selections_do():
-    offsets = offsets_of(1)
-    found = packed.documents(offsets, N, block_size=16) & masks.strided(3)
-    lengths = [*offsets.diff().tolist(), 8]
-    expected = masks.documents(lengths) & masks.strided(3)
-    real = torch.arange(N) < N - 8
-    dense = torch.from_numpy(expected.build(N, N, 16).to_dense()) & real & real[:, None]
-    assert torch.equal(torch.from_numpy(found.to_block_mask().to_dense()), dense)
-
-
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("mask", [None, masks.sliding(40).build(N)], ids=str)
 def test_a_layer_takes_a_packed_mask(mask):
@@ -201,18 +190,3 @@ def test_a_compiled_function_returns_a_plan():
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_random_packings_in_one_graph():
     assert_packings(*errors_of_packings(512, 12, 128, "cpu", "aot_eager", "cpu"), limit=1e-5)
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_a_wrong_document_is_found(monkeypatch):
-    """One token that moves to the document before it."""
-    right = packing_cases.packed.documents
-
-    def wrong(cu_seqlens, n, **options):
-        moved = cu_seqlens + (cu_seqlens > 0) * (cu_seqlens < cu_seqlens[-1])
-        return right(moved, n, **options)
-
-    monkeypatch.setattr(packing_cases.packed, "documents", wrong)
-    errors, _ = errors_of_packings(512, 6, 128, "cpu", "eager", "cpu")
-    with pytest.raises(AssertionError, match="relative error"):
-        assert_packings(errors, 1, limit=1e-5)

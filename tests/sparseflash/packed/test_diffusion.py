@@ -66,16 +66,6 @@ def test_blocks_of_interleaved_documents(seed):
         assert_same_blocks(found, masks.BlockMask.from_dense(dense, block_size))
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_a_packing_for_every_batch_entry(interleaved):
-    offsets = torch.tensor([[0, 10, 50, 50], [0, 33, 40, 48]], dtype=torch.int32)
-    found = packed.block_diffusion(offsets, 100, 8, interleaved=interleaved, block_size=32)
-    for entry, row in zip(range(2), offsets, strict=True):
-        alone = packed.block_diffusion(row, 100, 8, interleaved=interleaved, block_size=32)
-        dense = found.to_block_mask().to_dense()[entry]
-        assert np.array_equal(dense, alone.to_block_mask().to_dense()[0])
-
-
 OFFSETS = torch.tensor([0, 10, 32])
 REFUSED = {
     "odd": ((OFFSETS, 63, 4), {}, "n is 63: give an even number, for a noisy and a clean copy"),

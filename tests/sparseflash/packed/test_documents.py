@@ -13,19 +13,19 @@ from sparseflash import attention, packed
 from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
 
 
-def dense_of(offsets, n, causal=False, window=None, prefix=None, shared=False) -> np.ndarray:
-    """Bool (n, n), token by token."""
-    left, right = window or (n, n)
-    seen = np.zeros((n, n), bool)
-    ends = list(pairwise(offsets))
-    for number, (start, stop) in enumerate(ends):
-        for q in range(start, stop):
-            for k in range(start, stop):
-                near = q - left <= k <= q + right
-                early = prefix is not None and k < start + prefix[number]
-                seen[q, k] = early or (near and (k <= q or not causal))
-            if shared and number > 0:
-                seen[q, slice(*ends[0])] = True
+def dense_of(
+    q_ends, n, causal=False, window=None, prefix=None, shared=False, k_ends=None, n_k=None
+) -> np.ndarray:
+    """Bool (n, n_k), pair by pair: the last query of a document stands at its last key."""
+    k_ends, n_k = (q_ends, n) if k_ends is None else (k_ends, n_k)
+    left, right = window or (n + n_k, n + n_k)
+    seen = np.zeros((n, n_k), bool)
+    for number, ((a, b), (c, d)) in enumerate(zip(pairwise(q_ends), pairwise(k_ends), strict=True)):
+        place, key = np.arange(a, b)[:, None] + d - b, np.arange(c, d)
+        near = (key >= place - left) & (key <= place + right) & ((key <= place) | (not causal))
+        seen[a:b, c:d] = near | (key < c + (0 if prefix is None else prefix[number]))
+        if shared and number > 0:
+            seen[a:b, : k_ends[1]] = True
     return seen
 
 
@@ -43,39 +43,28 @@ def packings(seed: int, count: int):
         yield rng, n, [0, *sorted(cuts.tolist()), n]
 
 
-def dense_of_pairs(q_ends, k_ends, n, n_k, causal, window, prefix, shared) -> np.ndarray:
-    """Bool (n, n_k), pair by pair: the last query of a document stands at its last key."""
-    left, right = window or (n + n_k, n + n_k)
-    seen = np.zeros((n, n_k), bool)
-    for number, ((a, b), (c, d)) in enumerate(zip(pairwise(q_ends), pairwise(k_ends), strict=True)):
-        place, key = np.arange(a, b)[:, None] + d - b, np.arange(c, d)
-        near = (key >= place - left) & (key <= place + right) & ((key <= place) | (not causal))
-        seen[a:b, c:d] = near | (key < c + prefix[number])
-        if shared and number > 0:
-            seen[a:b, : k_ends[1]] = True
-    return seen
-
-
 @pytest.mark.parametrize("seed", range(2))
-def test_other_keys_than_queries(seed):
-    for rng, n, offsets in packings(seed, 40):
-        n_k, count = int(rng.integers(0, 400)), len(offsets) - 1
-        cuts = np.sort(rng.integers(0, n_k + 1, count)).tolist()
-        offsets_k = [0, *cuts[:-1], n_k if rng.integers(2) else cuts[-1]]
+def test_pairs(seed):
+    """With windows, prefixes and padding, for the same keys and for others."""
+    for rng, n, offsets in packings(seed, 50):
         offsets[-1] = max(offsets[-2], offsets[-1] - int(rng.integers(20)))  # padding
-        window = [None, (int(rng.integers(50)), int(rng.integers(50)))][rng.integers(2)]
-        causal, shared = bool(rng.integers(2)), rng.random() < 0.3
-        prefix = rng.integers(0, 30, count) * rng.integers(2)
+        count, options = len(offsets) - 1, {"causal": bool(rng.integers(2))}
+        options["shared"] = rng.random() < 0.3
+        options["window"] = (int(rng.integers(50)), int(rng.integers(50))) if seed else None
+        prefix, keys, theirs = rng.integers(0, 30, count) * rng.integers(2), {}, {}
+        if rng.integers(4):
+            n_k = int(rng.integers(1, 400))
+            cuts = np.sort(rng.integers(0, n_k + 1, count)).tolist()
+            ends = [0, *cuts[:-1], n_k if rng.integers(2) else cuts[-1]]
+            keys = {"cu_seqlens_k": torch.tensor(ends), "n_k": n_k}
+            theirs = {"k_ends": ends, "n_k": n_k}
         block_size = BLOCKS[rng.integers(len(BLOCKS))]
         found = packed.documents(
-            torch.tensor(offsets), n, cu_seqlens_k=torch.tensor(offsets_k), n_k=n_k,
-            causal=causal, window=window, shared=shared, block_size=block_size,
+            torch.tensor(offsets), n, **options, **keys, block_size=block_size,
             prefix=torch.from_numpy(prefix) if prefix.any() else None,
         )  # fmt: skip
-        assert (found.codes != -2).sum() <= found.max_blocks
-        expected = dense_of_pairs(offsets, offsets_k, n, n_k, causal, window, prefix, shared)
-        if n_k:
-            assert np.array_equal(found.to_block_mask().to_dense()[0, 0], expected)
+        expected = dense_of(offsets, n, **options, prefix=prefix, **theirs)
+        assert_same_blocks(found, masks.BlockMask.from_dense(expected, block_size))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -97,26 +86,23 @@ def test_blocks_of_the_static_masks(seed):
         assert_same_blocks(packed.documents(offsets, n, window=window, **options), expected)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_pairs_of_prefixes_and_padding(seed):
-    for rng, n, offsets in packings(seed, 15):
-        n += int(rng.integers(40))  # padding
-        options: dict[str, Any] = {"causal": bool(rng.integers(2)), "shared": bool(rng.integers(2))}
-        options["window"] = (int(rng.integers(9)), int(rng.integers(9)))
-        prefix = rng.integers(0, 20, len(offsets) - 1) if rng.integers(3) else None
-        expected = masks.BlockMask.from_dense(dense_of(offsets, n, prefix=prefix, **options), 16)
-        options |= {"block_size": 16}
-        options["prefix"] = None if prefix is None else torch.from_numpy(prefix)
-        assert_same_blocks(packed.documents(torch.tensor(offsets), n, **options), expected)
+def rows_of_a_batch(make, *given: torch.Tensor) -> None:
+    """Every batch entry has the mask of its own row."""
+    together = make(*given).to_block_mask().to_dense()
+    for number, rows in enumerate(zip(*given, strict=True)):
+        assert np.array_equal(together[number], make(*rows).to_block_mask().to_dense()[0])
 
 
-def test_a_packing_for_every_batch_entry():
-    offsets = torch.tensor([[0, 10, 50, 50], [0, 33, 60, 80]], dtype=torch.int32)
-    found = packed.documents(
-        offsets, 80, causal=True, prefix=torch.tensor([3, 2, 1]), block_size=32
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_packing_for_every_batch_entry(interleaved):
+    offsets = torch.tensor([[0, 10, 50, 50], [0, 33, 40, 48]], dtype=torch.int32)
+    prefix, size = torch.tensor([3, 2, 1]), {"block_size": 32}
+    rows_of_a_batch(lambda x: packed.documents(x, 80, causal=True, prefix=prefix, **size), offsets)
+    rows_of_a_batch(
+        lambda x: packed.block_diffusion(x, 100, 8, interleaved=interleaved, **size), offsets
     )
-    for entry, row in zip(found.to_block_mask().to_dense()[:, 0], offsets.tolist(), strict=True):
-        assert np.array_equal(entry, dense_of(row, 80, causal=True, prefix=[3, 2, 1]))
+    leave = torch.tensor([[50, 50, 50, 80], [33, 40, 48, 80]])
+    rows_of_a_batch(lambda *times: packed.prefix_tree(*times, 90, **size), offsets, leave)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

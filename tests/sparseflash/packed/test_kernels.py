@@ -138,17 +138,6 @@ def test_another_length_on_the_other_side():
                 assert_equal(a, b)
 
 
-def test_blocks_below_one_another_share_tiles():
-    enter, leave = [[0, 20, 100, 225]] * 2, [[350, 100, 225, 350], [320, 96, 350, 235]]
-    made = spans.tree_spans(torch.tensor(enter), torch.tensor(leave), 350).to(DEVICE)
-    given = 350, 16, 64, 60, True
-    found, expected = kernels.span_blocks(made, *given), in_torch(made, *given)
-    for a, b in zip(found, expected, strict=True):
-        assert_equal(a, b)
-    shared = found[0][found[0] >= 0]
-    assert len(shared.unique()) < 0.7 * len(shared)
-
-
 MASKS = {
     "documents": lambda offsets, n: packed.documents(
         offsets, n, causal=True, shared=True, window=60, prefix=3

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 import masks
-from sparseflash import attention, packed
-from sparseflash.packed.blocks import from_spans
-from sparseflash.packed.spans import tree_spans
+from sparseflash import packed
 from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
 
 Walk = tuple[list[int], list[int]]
@@ -43,8 +41,11 @@ def test_blocks_of_the_static_mask(seed):
     rng = np.random.default_rng(seed)
     for _ in range(80):
         enter, leave = any_walk(rng, int(rng.integers(1, 500)))
-        n, block_size = max(leave), BLOCKS[rng.integers(len(BLOCKS))]
-        expected = masks.prefix_tree(enter, leave).build(n, n, block_size)
+        end, block_size = max(leave), BLOCKS[rng.integers(len(BLOCKS))]
+        n = end + int(rng.integers(3)) * 20  # padding
+        dense = np.zeros((n, n), bool)
+        dense[:end, :end] = masks.prefix_tree(enter, leave).build(end).to_dense()[0, 0]
+        expected = masks.BlockMask.from_dense(dense, block_size)
         nodes = len(enter) + int(rng.integers(3))
         times = (packed.pad(as_tensor(rng, each)[: len(each)], nodes) for each in (enter, leave))
         assert_same_blocks(packed.prefix_tree(*times, n, block_size=block_size), expected)
@@ -60,32 +61,6 @@ def test_a_deep_tree_cuts_more_blocks_than_its_diagonal():
     found = packed.prefix_tree(enter, leave, n, block_size=(16, 128))
     expected = masks.prefix_tree(enter.tolist(), leave.tolist()).build(n, n, (16, 128))
     assert_same_blocks(found, expected)
-
-
-def test_padding_and_batches():
-    rng = np.random.default_rng(0)
-    walks = [any_walk(rng, 150) for _ in range(3)]
-    nodes = max(len(enter) for enter, _ in walks)
-    enter, leave = (
-        torch.stack([packed.pad(torch.tensor(walk[i]), nodes) for walk in walks]) for i in (0, 1)
-    )
-    found = packed.prefix_tree(enter, leave, 200, block_size=32)
-    for entry, walk in zip(found.to_block_mask().to_dense()[:, 0], walks, strict=True):
-        n = max(walk[1])
-        own = masks.prefix_tree(*walk).build(n, n, 32).to_dense()[0, 0]
-        assert np.array_equal(entry[:n, :n], own)
-        assert not entry[n:].any() and not entry[:, n:].any()
-
-
-def test_vmap_takes_the_ends_of_each_entry():
-    q = torch.randn(1, 2, 33, 8)
-
-    def call(leave):
-        mask = packed.prefix_tree(torch.tensor([0, 10, 20]), leave, 33)
-        return attention(q, q, q, mask, backend="cpu")
-
-    leaves = torch.tensor([[33, 20, 33], [33, 33, 33]])
-    torch.testing.assert_close(torch.vmap(call)(leaves), torch.stack([*map(call, leaves)]))
 
 
 def test_blocks_below_one_another_share_tiles():
@@ -110,12 +85,6 @@ def test_nodes_without_tokens():
     found = packed.prefix_tree(*map(torch.tensor, times), 64, block_size=16)
     expected = masks.prefix_tree((0, 10, 30), (64, 30, 64)).build(64, 64, 16)
     assert_same_blocks(found, expected)
-
-
-def test_more_tiles_than_room_are_an_error():
-    token = torch.arange(64)[None]
-    with pytest.raises(RuntimeError, match="more than 3 partial blocks"):
-        from_spans(tree_spans(token, token + 1, 64), (16, 16), room=3, max_blocks=16, columns=True)
 
 
 ENTER, LEAVE = torch.tensor([0, 10, 30]), torch.tensor([64, 30, 64])
