@@ -206,9 +206,9 @@ def check_skippable(mask: Any, n_q: int, n_k: int, remedy: str) -> None:
     if not skippable(mask, n_q, n_k):
         shown = mask if isinstance(mask, Mask | BlockMask | None) else f"a {type(mask).__name__}"
         raise ValueError(
-            f"the mask is {shown}, for {n_q} queries and {n_k} keys; padding is skipped under"
-            " None, a Mask or a BlockMask, the same for every batch entry, with as many queries as"
-            f" keys, a multiple of {BLOCK} or of the block size of the BlockMask, 32, 64 or 128:"
+            "padding is skipped under None, a Mask or a BlockMask, the same for every batch entry,"
+            f" with as many queries as keys, a multiple of {BLOCK} or of the block size of the"
+            f" BlockMask, 32, 64 or 128; the mask is {shown}, with {n_q} queries and {n_k} keys:"
             f" {remedy}"
         )
 
