@@ -68,6 +68,7 @@ HOPPER, WGMMA = "sm_90a", "wgmma.mma_async"
 
 # rules with the shapes of their tables, for 4 heads and at most 1024 tokens
 SCORES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]]]] = {
+    "cap": (lambda s: 30.0 * np.tanh(s / 30.0), {}),
     "slopes": (lambda s, h, q, k, slopes: s - slopes[h] * abs(k - q), {"slopes": (4,)}),
     "distance": (lambda s, h, q, k, bias: s + bias[h, k - q + 127], {"bias": (4, 255)}),
     "window": (

@@ -26,7 +26,7 @@ from sparseflash.kernels.portable.capping import capped
 from sparseflash.kernels.portable.score import fixed, floor_divide, remainder
 from sparseflash.kernels.portable.terms import band, spread, sums_by_distance
 from sparseflash.score.by_torch import Scored, as_tables, gather
-from sparseflash.score.rule import Read, Rule, bare, distance_form, reach, rule_of
+from sparseflash.score.rule import Read, Rule, bare, distance_form, is_paired, reach, rule_of
 
 _INFIX = {
     "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "less": "<", "less_equal": "<=",
@@ -57,30 +57,44 @@ class KernelScore:
     sums of these are the same in any order. What bounds such a sum, and so sets the unit, is the
     largest sum of absolute values of a query, which the kernel of dq has too. Where each pair has
     an entry of its own, it is stored.
+
+    gluon: the functions are for Gluon, whose layouts have no gathers. What a tile reads by distance
+    comes from vectors, which `by_distance` makes before; and `first` is a tuple of tiles: two of
+    float32 that add up to the distances, the second of constants, and two of integers.
     """
 
-    def __init__(self, rule: Rule):
-        self.rule = rule
+    def __init__(self, rule: Rule, gluon: bool = False):
+        self.rule, self.gluon = rule, gluon
+        self.near: dict[Expression, int] = {}  # what `bands` gives; complete after the functions
         # where args have the pointer of a table, before its sizes
         *self.places, self.n_args = accumulate((1 + kind.ndim for kind in rule.kinds), initial=0)
         self.kept = _kept(rule)
         self.summed = [read for read in rule.reads if not _stored(read)]
         self.added = [read for read in rule.reads if not _is_carried(read)]
         self.number = {read.node: i for i, read in enumerate(self.summed)}
-        loads = (node for node in walk(rule.logits) if node.op == "load")
-        self.paired = any(reach(node.args) in ("k", "qk") for node in loads)
+        self.paired = is_paired(rule.text)
 
     @cached_property
     def score(self) -> Any:
         """The function (logits, values that the slopes take) of a tile."""
         write = _Writer(self)
-        result = f"{write(self.rule.logits)}, ({_listed(map(write, self.kept))})"
+        logits = write(self.rule.logits)
+        kept = (f"{write(node)}{self._packed(node)[0]}" for node in self.kept)
+        result = f"{logits}, ({_listed(kept)})"
         return _function(write, "s, b, h, q, k, n_q, n_k, first, args", result)
 
     @cached_property
     def slope(self) -> Any:
         """The function (gradient of the scaled scores, ()) of a tile."""
         return self._slope([])
+
+    @cached_property
+    def bands(self) -> Any:
+        """The function (values of `near`) of a vector of distances d, in place of a tile."""
+        self.score, self.slope  # noqa: B018
+        write = _Writer(self, lines=[])
+        values = [write(distance_form(node)) for node in self.near]
+        return _function(write, "b, h, d, n_q, n_k, args", f"({_listed(values)})")
 
     @cached_property
     def slope_sums(self) -> Any:
@@ -107,7 +121,13 @@ class KernelScore:
         return _function(write, _SLOPE_ARGS, f"{result}, ({_listed(sums)})")
 
     def _after(self) -> "_Writer":
-        return _Writer(self, {node: f"kept[{i}]" for i, node in enumerate(self.kept)})
+        kept = (f"kept[{i}]{self._packed(node)[1]}" for i, node in enumerate(self.kept))
+        return _Writer(self, dict(zip(self.kept, kept, strict=True)))
+
+    def _packed(self, node: Expression) -> tuple[str, str]:
+        """Return how a value is kept, and taken again: bounded ones in half of the registers."""
+        packed = self.gluon and node.op == "tanh"
+        return (".to(tl.float16)", ".to(tl.float32)") if packed else ("", "")
 
     def options(self, tables: Sequence[Tensor], *more: Tensor) -> dict[str, Any]:
         """Return the arguments of a kernel; more: args after the tables."""
@@ -163,9 +183,9 @@ class KernelScore:
 
 
 @lru_cache(maxsize=512)
-def kernel_score(text: str) -> KernelScore:
+def kernel_score(text: str, gluon: bool = False) -> KernelScore:
     """Return the rule of a key."""
-    return KernelScore(rule_of(text))
+    return KernelScore(rule_of(text), gluon)
 
 
 def _is_carried(read: Read) -> bool:
@@ -235,6 +255,8 @@ class _Writer:
 
     def _named(self, node: Expression) -> str:
         if self._by_distance(node):
+            if self.score.gluon:
+                return self.line(self._near(node))
             return self.line(f"spread({self.of_band(distance_form(node))}, M, N, T)")
         if node.op in _SYMBOLS:
             return node.op
@@ -253,6 +275,13 @@ class _Writer:
     def of_band(self, node: Expression) -> str:
         """Return that of the distances in a tile [2 max(M, N)]."""
         return _Writer(self.score, lines=self.lines)(node)
+
+    def _near(self, node: Expression) -> str:
+        """Return the load of a tile from a vector of `by_distance`."""
+        number = self.score.near.setdefault(node, len(self.score.near))
+        vectors, length, middle, heads, size = (f"args[{self.score.n_args + i}]" for i in range(5))
+        at = f"tl.cast(b * {heads} + h, tl.int64) * {length} + ({middle} + {number} * {size})"
+        return f"tl.load({vectors} + ({at} + first[2]) + first[3])"
 
     def _by_distance(self, node: Expression) -> bool:
         """Whether a tile is looked up by distance alone: once for each, and then spread."""
@@ -352,10 +381,17 @@ class _Writer:
     def _sum(self, node: Expression, number: Any) -> str:
         """Return a sum in which terms of a tile come last: others are added for a row or column."""
         order = {"b": 0, "h": 0, "n_q": 0, "n_k": 0, "q": 1, "k": 2}
-        pairs = zip(node.args, node.data[1], strict=True)
+        pairs = sorted(
+            zip(node.args, node.data[1], strict=True), key=lambda pair: order.get(pair[0].op, 3)
+        )
+        factors = {arg.op: factor for arg, factor in pairs}
+        apart = self.score.gluon and factors.get("q", 0) == -factors.get("k", 0) != 0
+        terms = [(number(a), f) for a, f in pairs if not (apart and a.op in ("q", "k"))]
+        if apart:
+            places = (0, 1) if number == self.real else (2, 3)
+            terms += ((f"first[{i}]", factors["k"]) for i in places)
         text = repr(node.data[0]) if node.data[0] else ""
-        for arg, factor in sorted(pairs, key=lambda pair: order.get(pair[0].op, 3)):
-            name = number(arg)
+        for name, factor in terms:
             if abs(factor) != 1:
                 name = f"{name} * {abs(factor)}"
             text += f" - {name}" if factor < 0 else f" + {name}" if text else name

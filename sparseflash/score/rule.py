@@ -109,6 +109,22 @@ def rule_of(text: str) -> Rule:
     return Rule(text)
 
 
+@lru_cache(maxsize=4096)
+def is_paired(text: str) -> bool:
+    """Return whether a table is read by key or by pair."""
+    loads = (node for node in walk(rule_of(text).logits) if node.op == "load")
+    return any(reach(node.args) in ("k", "qk") for node in loads)
+
+
+def is_singular(text: str) -> bool:
+    """Return whether a logit may be NaN or infinite, whatever the tables are, for a score of 0."""
+    return any(
+        "s" in symbols(*node.args[-1:])
+        for node in walk(rule_of(text).logits)
+        if node.op in ("divide", "log", "sqrt")
+    )
+
+
 def text_of(logits: Expression, kinds: tuple[Kind, ...]) -> str:
     """Return the key of a rule: the same for equal formulas, in every process."""
     places: dict[str, int] = {}

@@ -2,7 +2,7 @@
 
 python -m tests.gpu.test_score 1000
 
-Without a GPU, under TRITON_INTERPRET=1, that checks such calls in float16 and float32.
+On a Hopper GPU each call runs on both backends that can. Without a GPU, under TRITON_INTERPRET=1, that checks such calls in float16 and float32.
 """
 
 import random
@@ -14,7 +14,7 @@ import torch
 import masks
 import sparseflash
 from sparseflash.testing import make_qkv
-from tests.gpu_calls import GPU, captured
+from tests.gpu_calls import GPU, HOPPER, IS_HOPPER, captured
 from tests.sparseflash.score.cases import CASES, oracle, tables_of
 
 pytestmark = GPU
@@ -30,8 +30,11 @@ MASKS = (
 )
 
 
-def call(name, sizes, mask, dtype, kv_heads=None, head_dim=64, v_head_dim=None, seed=0, **options):
-    """Return the inputs, results and gradients of a call, and those of the oracle."""
+def call(
+    name, sizes, mask, dtype, kv_heads=None, head_dim=64, v_head_dim=None, seed=0,
+    backends=("triton",), **options,
+):  # fmt: skip
+    """Return the results and gradients of a call on each backend, and those of the oracle."""
     case, (b, h, n, m) = CASES[name], sizes
     q, k, v = make_qkv(
         b, h, n, m, head_dim, kv_heads=kv_heads, v_head_dim=v_head_dim, dtype=dtype,
@@ -41,10 +44,13 @@ def call(name, sizes, mask, dtype, kv_heads=None, head_dim=64, v_head_dim=None, 
     on_gpu = {k: t.detach().to(DEVICE).requires_grad_(t.requires_grad) for k, t in tables.items()}
     sink = torch.randn(h, device=DEVICE).requires_grad_() if options.pop("sink", False) else None
     score = sparseflash.score(case.fn)
-    found = sparseflash.attention(
-        q, k, v, mask, score=score(**on_gpu), return_lse=True, seed=seed, backend="triton",
-        terms=None if sink is None else sparseflash.Terms(sink=sink), **options,
-    )  # fmt: skip
+    found = [
+        sparseflash.attention(
+            q, k, v, mask, score=score(**on_gpu), return_lse=True, seed=seed, backend=backend,
+            terms=None if sink is None else sparseflash.Terms(sink=sink), **options,
+        )
+        for backend in backends
+    ]  # fmt: skip
     inputs = [t for t in (q, k, v, sink, *on_gpu.values()) if t is not None and t.requires_grad]
     allowed = None if mask is None else mask.build(n, m, 16, heads=h, batch=b).to_dense()
     allowed = None if allowed is None else torch.from_numpy(allowed)
@@ -64,7 +70,7 @@ def call(name, sizes, mask, dtype, kv_heads=None, head_dim=64, v_head_dim=None, 
     # the LSE is P.
     rounding = (weights[0] * (found[0].detach().cpu().double() - wanted[0].detach())).sum(-1)
     results = []
-    for outs, xs in ((found, inputs), (wanted[:2], of_oracle)):
+    for outs, xs in (*((outs, inputs) for outs in found), (wanted[:2], of_oracle)):
         loss = sum(
             (w.to(x.device) * x.double().masked_fill(x.isinf(), 0.0)).sum()
             for w, x in zip(weights, outs, strict=True)
@@ -76,14 +82,22 @@ def call(name, sizes, mask, dtype, kv_heads=None, head_dim=64, v_head_dim=None, 
 
 
 def check(name, sizes, mask, dtype, **options):
-    found, wanted = call(name, sizes, mask, dtype, **options)
-    for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
-        x, y = x.detach().cpu().double(), y.detach().double()
-        assert torch.equal(x.isinf(), y.isinf()), f"result {i} of {name}"
-        error = (x - y).masked_fill(y.isinf(), 0.0).norm()
-        scale = max(1.0, float(y.masked_fill(y.isinf(), 0.0).norm()))
-        limit = LIMITS[dtype] * scale
-        assert error <= limit, f"result {i} of {name}: error {error:.3g} above {limit:.3g}"
+    backends = options.get("backends", ("triton",))
+    *found, wanted = call(name, sizes, mask, dtype, **options)
+    for backend, results in zip(backends, found, strict=True):
+        for i, (x, y) in enumerate(zip(results, wanted, strict=True)):
+            x, y = x.detach().cpu().double(), y.detach().double()
+            assert torch.equal(x.isinf(), y.isinf()), f"result {i} of {name} on {backend}"
+            error = (x - y).masked_fill(y.isinf(), 0.0).norm()
+            scale = max(1.0, float(y.masked_fill(y.isinf(), 0.0).norm()))
+            limit = LIMITS[dtype] * scale
+            what = f"result {i} of {name} on {backend}"
+            assert error <= limit, f"{what}: error {error:.3g} above {limit:.3g}"
+
+
+def widest(name):
+    """The head dim up to which the Hopper backward takes a rule."""
+    return 64 if {"k", "qk"} & {*CASES[name].reach} else 128
 
 
 def check_random(seed):
@@ -91,11 +105,14 @@ def check_random(seed):
     n, kv_heads = rng.choice((1, 17, 64, 100, 128, 150)), rng.choice((1, 2))
     sizes = rng.choice((1, 2)), kv_heads * rng.choice((1, 2, 3)), n, rng.choice((n, n, 33, 150))
     dtypes = (torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)[2 * (DEVICE == "cpu") :]
+    name, mask, dtype = rng.choice(list(CASES)), rng.choice(MASKS), rng.choice(dtypes)
+    head_dim = rng.choice((16, 40, 64, 64, 128, 256))
+    on_hopper = IS_HOPPER and dtype != torch.float32 and head_dim <= widest(name)
     check(
-        rng.choice(list(CASES)), sizes, rng.choice(MASKS), rng.choice(dtypes),
-        kv_heads=kv_heads, head_dim=rng.choice((16, 40, 64, 64, 128, 256)),
+        name, sizes, mask, dtype, kv_heads=kv_heads, head_dim=head_dim,
         v_head_dim=rng.choice((None, None, 32, 64)), dropout_p=rng.choice((0.0, 0.0, 0.3)),
         sink=rng.random() < 0.3, deterministic=rng.random() < 0.5, seed=seed,
+        backends=("triton", "hopper") if on_hopper else ("triton",),
     )  # fmt: skip
 
 
@@ -114,11 +131,46 @@ def test_each_rule(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_have_the_same_bits(name):
-    first = call(name, (2, 4, 150, 150), MASKS[1], torch.bfloat16, seed=3)[0]
+class TestHopper:
+    """Each rule on tiles of every kind: dense, causal, gathered, split; with what calls may add."""
+
+    pytestmark = HOPPER
+    options = {"backends": ("hopper",)}  # noqa: RUF012
+
+    def test_dense(self, name):
+        more = {"head_dim": widest(name)} | self.options
+        check(name, (2, 2, 300, 380), None, torch.float16, **more)
+
+    def test_causal(self, name):
+        check(name, (1, 4, 600, 600), MASKS[1], torch.bfloat16, kv_heads=2, **self.options)
+
+    def test_gathered(self, name):
+        more = {"kv_heads": 2, "deterministic": True, "head_dim": min(96, widest(name))}
+        more |= self.options
+        check(name, (1, 4, 300, 300), MASKS[4], torch.bfloat16, **more)
+
+    def test_partial(self, name):
+        more = {"sink": True, "dropout_p": 0.2, "seed": 5} | self.options
+        check(name, (1, 2, 270, 270), MASKS[3], torch.float16, **more)
+
+
+@pytest.mark.parametrize("name", ["softcap", "alibi", "relative", "pair"])
+@pytest.mark.parametrize("length, mask", [(4500, masks.local(64) | masks.global_tokens(64))])
+def test_split_rows(name, length, mask):
+    backends = ("triton", "hopper") if IS_HOPPER else ("triton",)
+    more = {"head_dim": widest(name), "backends": backends}
+    check(name, (1, 1, length, length), mask, torch.bfloat16, **more)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_have_the_same_bits(name, backend):
+    def run():
+        more = {"deterministic": True, "backends": (backend,)}
+        return call(name, (2, 4, 150, 150), MASKS[1], torch.bfloat16, seed=3, **more)[0]
+
+    first = run()
     for _ in range(5):
-        again = call(name, (2, 4, 150, 150), MASKS[1], torch.bfloat16, seed=3)[0]
-        assert all(map(torch.equal, again, first))
+        assert all(map(torch.equal, run(), first))
 
 
 def kernels():
@@ -133,7 +185,7 @@ def test_new_tables_take_the_kernels_that_there_are():
     q, k, v = make_qkv(1, 4, 256, 256, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     rule, known = sparseflash.score(CASES["relative"].fn), None
     for step in range(6):
-        bias = torch.randn(4, 400, device="cuda").requires_grad_()
+        bias = torch.randn(4, 1400, device="cuda").requires_grad_()
         out = sparseflash.attention(q, k, v, score=rule(bias=bias))
         (grad,) = torch.autograd.grad(out.square().sum(), bias)
         want = sparseflash.attention(q, k, v, score=rule(bias=bias), backend="reference")
@@ -146,7 +198,7 @@ def test_new_tables_take_the_kernels_that_there_are():
 
 def test_a_graph_follows_its_tables():
     q, k, v = make_qkv(1, 4, 200, 200, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    bias = torch.randn(4, 400, device="cuda").requires_grad_()
+    bias = torch.randn(4, 1400, device="cuda").requires_grad_()
     score = sparseflash.score(CASES["relative"].fn)(bias=bias)
 
     def step():

@@ -16,6 +16,7 @@ from sparseflash.kernels.common.versions import untested
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, ScheduleFacts
 from sparseflash.schedule.tile_lists import indivisible
+from sparseflash.score.rule import is_paired, is_singular
 
 name = "hopper"
 
@@ -28,15 +29,22 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         return f"its kernels take bfloat16 and float16, not {problem.dtype}"
     if problem.options.softcap or problem.options.biased:
         return "its kernels have no softcap, slopes or bias"
-    if problem.options.score:
-        return "its kernels have no score functions; take backend='auto'"
+    if problem.options.score and problem.options.backend == "auto":
+        return "it runs score functions only where it is named: pass backend='hopper'"
     if reason := _missing(problem.device):
         return reason
     widest = max(problem.head_dim, problem.head_dim_v)
     if widest > 256:
         return f"its kernels hold head dims up to 256, not {widest}"
-    if direction == "backward" and widest > 128 and problem.options.deterministic:
-        return f"its deterministic backward holds head dims up to 128, not {widest}"
+    options = problem.options
+    if direction == "backward" and widest > 128 and (options.deterministic or options.score):
+        kind = "deterministic backward" if options.deterministic else "backward of a score"
+        return f"its {kind} holds head dims up to 128, not {widest}"
+    if direction == "backward" and options.score:
+        if widest > 64 and is_paired(options.score):
+            return f"its backward reads tables by key or pair up to head dim 64, not {widest}"
+        if is_singular(options.score):
+            return "its backward takes no score functions that may be infinite for a score of 0"
     for tensor, (shape, strides) in problem.layouts.items():
         if tensor in problem.misaligned:
             return f"{tensor} {ALIGNED}"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparseflash.backends import triton
 from sparseflash.backends.hopper.tma import empty_like, fits_tma
 from sparseflash.backends.protocol import Gradients, Saved, Walk
 from sparseflash.kernels.common.device import multiprocessors
@@ -24,6 +25,7 @@ from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, ScheduleFacts
 from sparseflash.schedule.tile_lists import gathered_tokens, tile_entries
 from sparseflash.schedule.tile_spec import TileSpec
+from sparseflash.score.rule import rule_of
 
 _PAD = 128  # buffers with a number for every query have a multiple of this, unless grouped
 # up to so many for a query, clearing and converting dQ costs more than it saves
@@ -44,7 +46,7 @@ class BackwardForm(NamedTuple):
         cols, rows = self.cols, self.rows
         traffic = _traffic(problem) if self.one_pass else 0
         by_cols = TileSpec.of(problem, "cols", cols.major, cols.minor, sms * cols.programs, traffic)
-        if self.one_pass:
+        if self.one_pass or problem.options.score:
             return (by_cols,)
         return by_cols, TileSpec.of(problem, "rows", rows.major, rows.minor, sms * rows.programs)
 
@@ -65,10 +67,21 @@ def backward_form(
     one_pass = not problem.options.deterministic and keys > few
     if width > 128:  # what it runs has no other form
         one_pass = True
+    elif problem.options.score:
+        one_pass, joined = not (problem.options.deterministic or _has_sums(problem)), True
     elif one_pass and joined and schedule is not None:
         one_pass = not _leaves_l2(problem, schedule)
     cols = cols_tiles(width, block_k, with_dq=one_pass, joined=joined)
+    if problem.options.score:  # larger ones spill
+        cols = cols._replace(minor=64)
     return BackwardForm(one_pass, cols, rows_tiles(width, block_q))
+
+
+def _has_sums(problem: Problem) -> bool:
+    """Whether gradients of the tables of a score are summed by the pass over rows."""
+    from sparseflash.score.by_triton import kernel_score
+
+    return bool(kernel_score(problem.options.score).summed)
 
 
 def _join(schedule: Schedule) -> bool:
@@ -138,6 +151,10 @@ class Backward:
         self.prepare, self.finish = passes.Prepare(), passes.Finish(scale)
         self.cols = passes.ColumnPass(problem, form.cols, static=not dynamic)
         self.rows = passes.RowPass(problem, form.rows, static=not dynamic)
+        # a score has no pass over rows here, and no gradients of its tables
+        score, self.portable = problem.options.score, None
+        if score and not (form.one_pass and not any(k.wanted for k in rule_of(score).kinds)):
+            self.portable = triton.plan_backward(problem, schedule)
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         if not fits_tma(dout):
@@ -149,6 +166,14 @@ class Backward:
         inputs = q, saved.k, saved.v, dout
         call = self.call(*inputs, lse_log2, neg_delta, counters, saved.seed)
         dsink = self.prepare(call, dlse, saved, dq_sum)
-        dk, dv = self.cols(call, walk.lists[0], dq_sum)
-        dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)
-        return Gradients(dq, dk, dv, dsink)
+        dk, dv = self.cols(call, walk.lists[0], dq_sum, saved.terms.tables)
+        if self.portable is None:
+            dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)
+            return Gradients(dq, dk, dv, dsink)
+        delta, lse_log2, _ = self.portable.rows(dout, dlse, saved)
+        if dq_sum is None:
+            dq, sums = self.portable.queries(dout, delta, lse_log2, saved, walk)
+        else:
+            dq, sums = self.finish(call, dq_sum), lse_log2.new_empty(0, *q.shape[:3])
+        tables = self.portable.tables(dout, delta, lse_log2, sums, saved, walk)
+        return Gradients(dq, dk, dv, dsink, None, tables)

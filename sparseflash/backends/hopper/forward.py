@@ -25,12 +25,14 @@ from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, ScheduleFacts, TileLists
 from sparseflash.schedule.tile_lists import tile_entries
 from sparseflash.schedule.tile_spec import TileSpec
+from sparseflash.score.rule import is_paired
 
 
 class Forward:
     """One persistent kernel over the rows of the mask, and one that merges rows that it split."""
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
+        from sparseflash.backends.hopper.score import ScoreLaunch
         from sparseflash.kernels.hopper import forward, gluon, merge_parts
 
         facts = None if schedule is None else schedule.facts
@@ -39,6 +41,7 @@ class Forward:
         self.dropout_p, self.max_scores = problem.options.dropout_p, problem.options.max_scores
         sms = multiprocessors(problem.device)
         self.tiles = forward_tiles_for(problem, facts, sms, schedule if static else None)
+        self.score = ScoreLaunch.of(problem)
         dims = problem.head_dim, problem.head_dim_v
         # beside dropout and the parts of split tiles there are no registers for it
         self.keep_q = not self.dropout_p and keeps_q(self.tiles, *dims, hoists=gluon.HOISTS.value)
@@ -60,13 +63,18 @@ class Forward:
         counter = zeroed_counter(self._device, 2)
         sink, given = terms.sink, terms.sink is not None
         tensors = (q, k, v, out, lse, counter, *parts, seed, sink, max_scores, part_max)
-        self._launch(tensors, lambda: self._arguments(lists, tensors), lists[:4], given)
+        tables, shapes = (), ()
+        if self.score is not None:
+            tables, shapes = self.score.tensors(terms.tables)
+        everything = *tensors, *tables
+        arguments = lambda: self._arguments(lists, tensors, tables)  # noqa: E731
+        self._launch(everything, arguments, lists[:4], (given, shapes))
         if lists.n_parts:
             merged = (*parts, out, lse, sink, part_max, max_scores)
             self._merge(merged, lambda: _merge_arguments(lists, *merged), [lists.merge], given)
         return Results(out, lse, max_scores)
 
-    def _arguments(self, lists, tensors):
+    def _arguments(self, lists, tensors, tables):
         q, k, v, out, lse, counter, part_out, part_lse, seed, *last = tensors
         tiles, dropout_p = self.tiles, self.dropout_p
         batch, heads, n_q, _ = q.shape
@@ -94,6 +102,8 @@ class Forward:
             "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0, "DRAIN": tiles.drain,
             "PAIRS": tiles.pairs, "KEEP_Q": self.keep_q and not lists.n_parts, **_registers(tiles),
         }  # fmt: skip
+        if self.score is not None:
+            options |= self.score.options(tables)
         return (min(self.programs, n_bh * lists.n_items),), args, options
 
     def _parts(
@@ -121,6 +131,8 @@ def forward_tiles_for(
     twins = problem.batch * problem.heads // 2 if _have_twins(problem, facts) else 0
     given = problem.head_dim, problem.head_dim_v, block_q, problem.n_q, twins
     usual, tall = forward_tiles(*given), forward_tiles(*given, tall=True)
+    if problem.options.score:  # a third consumer has no registers for it
+        return usual._replace(minor=64) if is_paired(problem.options.score) else usual
     if usual == tall or problem.options.dropout_p or (facts is not None and schedule is None):
         return usual  # with dropout a third consumer would spill
     most, least = (_most_queries(tiles, problem, sms) for tiles in (tall, usual))

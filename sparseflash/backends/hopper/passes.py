@@ -1,10 +1,12 @@
 """The kernels of the Hopper backward, and how they are launched. Needs Triton with Gluon."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparseflash.backends.hopper.score import ScoreLaunch
 from sparseflash.backends.hopper.tma import descriptor, empty_like, panel, vector_descriptor
 from sparseflash.backends.protocol import Saved
 from sparseflash.dropout import keep_scale, keep_threshold
@@ -170,19 +172,22 @@ class ColumnPass(_Pass):
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
         super().__init__(problem, tiles, backward_cols, static=static)
         columns = columns_in_use(max(problem.head_dim, problem.head_dim_v))
-        self.keep_kv = keeps_kv(tiles, columns, hoists=HOISTS.value)
+        self.score = ScoreLaunch.of(problem)
+        self.keep_kv = self.score is None and keeps_kv(tiles, columns, hoists=HOISTS.value)
 
     def __call__(
-        self, call: Call, lists: TileLists, dq_sum: Tensor | None
+        self, call: Call, lists: TileLists, dq_sum: Tensor | None, tables: Sequence[Tensor] = ()
     ) -> tuple[Tensor, Tensor]:
-        """dq is added to `dq_sum`, if that is not None."""
+        """dq is added to `dq_sum`, if that is not None. tables: of a score."""
         tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
         q, k, v, dout = call[:4]
         dk, dv = call.gradient(1), call.gradient(2)
         width = panel(head_dim, tiles.columns(q.shape[3]))
         width_v = panel(dim_v, tiles.columns(v.shape[3]))
         minor, major, piece = tiles.minor, tiles.major, tiles.minor // lists.gather
-        parts = self.parts(lists, head_dim + dim_v)
+        parts, shapes = self.parts(lists, head_dim + dim_v), ()
+        if self.score is not None:
+            tables, shapes = self.score.tensors(tables)
         n_bh = k.shape[0] * k.shape[1]
         dq_out, parts_out, seed = (
             _or(dq_sum, call.lse_log2), _or(parts, call.lse_log2),
@@ -210,13 +215,15 @@ class ColumnPass(_Pass):
                 "WITH_DQ": dq_sum is not None, "LATE": 4,
                 "KEEP_KV": dq_sum is not None and self.keep_kv,
             }  # fmt: skip
+            if self.score is not None:
+                options |= self.score.options(tables) | {"SLOPE": self.score.score.slope}
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
             q, k, v, dout, dk, dv, call.lse_log2, call.neg_delta, call.counters, dq_out,
-            parts_out, seed,
+            parts_out, seed, *tables,
         )  # fmt: skip
-        self.launch(tensors, arguments, lists[:4], (dout.stride(), dk.stride()))
+        self.launch(tensors, arguments, lists[:4], (dout.stride(), dk.stride(), shapes))
         if parts is not None:
             self.merge(parts, lists, dk, first=0)
             self.merge(parts, lists, dv, first=head_dim)

@@ -2,6 +2,7 @@
 
 from typing import dataclass_transform
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
@@ -14,6 +15,8 @@ from sparseflash.kernels.hopper.gluon import aggregate
 @gluon.constexpr_function
 def _set_fields(self, **values):
     for name, value in values.items():
+        if isinstance(value, tl.tuple):  # arguments of 1 are plain numbers there
+            value = tl.tuple([v if isinstance(v, base_value) else gl.constexpr(v) for v in value])
         setattr(self, name, value if isinstance(value, base_value) else gl.constexpr(value))
 
 

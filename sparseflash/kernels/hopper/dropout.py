@@ -12,7 +12,7 @@ from sparseflash.kernels.hopper.masking import bit_layout
 
 
 @gluon.jit
-def _eights(COLUMNS: gl.constexpr):
+def eights(COLUMNS: gl.constexpr):
     """0, 1, .. for each 8 columns of `bit_layout`."""
     PAIRS: gl.constexpr = gl.SliceLayout(3, bit_layout(COLUMNS))
     LAYOUT: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, PAIRS))
@@ -27,7 +27,7 @@ def entry_blocks(entry, COLUMNS: gl.constexpr, BLOCK: gl.constexpr):
     if BLOCK == COLUMNS:
         return gl.load(entry)
     else:
-        return gl.load(entry + _eights(COLUMNS) * 8 // BLOCK)
+        return gl.load(entry + eights(COLUMNS) * 8 // BLOCK)
 
 
 @gluon.jit
@@ -48,7 +48,7 @@ def tile_hash(row, row_head, block, column_head, COLUMNS: gl.constexpr, BLOCK: g
     pair = gl.arange(0, 2, PAIR).expand_dims(0).expand_dims(1).expand_dims(2)
     # a number of the thread, plus one that is a compile-time constant of its register
     columns = key_of(block * BLOCK, COLUMN_STEP, column_head) + key_of(lanes * 2, COLUMN_STEP, 0)
-    columns += key_of(_eights(COLUMNS) * 8 % BLOCK + pair, COLUMN_STEP, 0)
+    columns += key_of(eights(COLUMNS) * 8 % BLOCK + pair, COLUMN_STEP, 0)
     x = group_hash(key_of(rows, ROW_STEP, row_head), columns)  # [64, COLUMNS / 8, 4, 2]
     return gl.convert_layout(x.reshape([64, COLUMNS]), accumulator(COLUMNS), assert_trivial=True)
 

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )  # fmt: skip
 
 from sparseflash.kernels.common.dropout import head_keys
+from sparseflash.kernels.common.softmax import LOG2E
 from sparseflash.kernels.hopper.columns import (
     first_columns,
     in_registers,
@@ -45,6 +46,7 @@ from sparseflash.kernels.hopper.forward_args import Barriers, Buffers, Descripto
 from sparseflash.kernels.hopper.forward_feed import producer, scheduler, shared_rows, storer
 from sparseflash.kernels.hopper.forward_store import sink_of, store_out
 from sparseflash.kernels.hopper.masking import bit_words, where_allowed, words_layout
+from sparseflash.kernels.hopper.score import scored
 from sparseflash.kernels.hopper.softmax import online_softmax, row_sums, some_rescaled
 from sparseflash.kernels.hopper.work import (
     BATCH,
@@ -101,6 +103,18 @@ def _with_signs(f, p, blocks, row, row_head, column_head):
 
 
 @gluon.jit
+def _logits(f, s, bh, row, blocks):
+    """Return those of products S [64, BLOCK_N], where there is a score; S otherwise."""
+    if f.SCORE is None:
+        return s
+    else:
+        BLOCK_K: gl.constexpr = f.descs.k.block_shape[2]
+        b, h, n_k = bh // f.heads, bh % f.heads, f.score_args[-1]
+        s, _kept, _place = scored(f, s, b, h, row, f.n_q, blocks, n_k, BLOCK_K, False)
+        return s
+
+
+@gluon.jit
 def _consumer(f, CONSUMER: gl.constexpr):
     """Four warps: 64 rows of the tile."""
     bars, record = f.bars, f.bufs.record
@@ -117,6 +131,9 @@ def _consumer(f, CONSUMER: gl.constexpr):
     LAZY: gl.constexpr = f.SKIP and f.max_scores is None  # a call may ask for exact maxima
     WORDS: gl.constexpr = words_layout(BLOCK_N)
     WORD_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
+    GUARD: gl.constexpr = PARTIAL or f.SCORE is not None  # a row of a block may be -inf
+    PLACED: gl.constexpr = f.DROPOUT or f.SCORE is not None  # scores depend on their place
+    unit = f.scale_log2 if f.SCORE is None else LOG2E
     token = f.n_items
     if CONSUMER == CONSUMERS - 1:
         token = pass_turn(token, CONSUMER, CONSUMERS)  # consumer 0 may start
@@ -152,7 +169,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 words = bit_words(f.bits, bit, n_partial > 0, ROW, f.BLOCK_M, BLOCK_N)
             if f.DROPOUT:
                 row_head, column_head = head_keys(f.seed, bh)
-                blocks = _blocks(f, begin)
+            blocks = _blocks(f, begin) if PLACED else 0
             i = (t % f.Q_STAGES) * CONSUMERS + CONSUMER
             q = shared_rows(f.bufs.q, i, f.descs.q, f.BLOCK_D)  # [64, BLOCK_D]
             mbarrier.wait(bars.q_full.index(i), (t // f.Q_STAGES) & 1)
@@ -174,10 +191,11 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     acc = wait_sums(acc_async, 0)
             if not f.PAIRS:
                 arrive(bars.k_empty, g)
+            s = _logits(f, s, bh, row, blocks)
             if PARTIAL:
                 s = where_allowed(s, words, float("-inf"))
             nothing = gl.full([64], float("-inf"), gl.float32, ROWS)
-            p32, m_new, _unused = online_softmax(s, nothing, f.scale_log2, PARTIAL, False)
+            p32, m_new, _unused = online_softmax(s, nothing, unit, GUARD, False)
             l_new = row_sums(p32)
             if f.DROPOUT:
                 p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
@@ -214,7 +232,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     s_async = _start_qk(f, q, g)
                     acc_async = _start_pv(f, p, acc, add, g - 1, True)
                     token = pass_turn(token, CONSUMER, CONSUMERS)
-                    if f.DROPOUT:
+                    if PLACED:
                         blocks = _blocks(f, begin + j)
                     if f.DROPOUT or (CONSUMERS == 3 and not PARTIAL):
                         # a barrier that has been passed, for one more basic block: ptxas computes
@@ -223,11 +241,12 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     s = warpgroup_mma_wait(PV, deps=(s_async,))  # [64, BLOCK_N]
                     if not f.PAIRS:
                         arrive(bars.k_empty, g)
+                    s = _logits(f, s, bh, row, blocks)
                     if PARTIAL and loop == 0:
                         if j < n_partial:
                             s = where_allowed(s, words, float("-inf"))
-                    MASKED: gl.constexpr = PARTIAL and loop == 0
-                    p32, m, alpha = online_softmax(s, m, f.scale_log2, MASKED, LAZY)
+                    MASKED: gl.constexpr = (PARTIAL and loop == 0) or f.SCORE is not None
+                    p32, m, alpha = online_softmax(s, m, unit, MASKED, LAZY)
                     alpha_l = gl.convert_layout(alpha, WORD_ROWS, assert_trivial=True)
                     alpha_l = alpha_l[:, None].broadcast_to(l.shape)
                     l = l * alpha_l + row_sums(p32)  # [64, 4]
@@ -297,6 +316,7 @@ def attention_forward(
     COLUMNS_V: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
     DRAIN: gl.constexpr, PAIRS: gl.constexpr, KEEP_Q: gl.constexpr,
     REGISTERS: gl.constexpr, FEED_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    score_args=None, SCORE: gl.constexpr = None,
 ):  # fmt: skip
     """q (B, H_q, N_q, D), k (B, H_kv, N_k, D), v (B, H_kv, N_k, D_v) -> out (B, H_q, N_q, D_v) and
     lse (B, H_q, N_q), and the row maxima like lse, unless max_ptr is None.
@@ -305,6 +325,8 @@ def attention_forward(
     Tiles are BLOCK_M queries of each of HEADS heads, 64 to a consumer, x BLOCK_N keys; K and V have
     rings of K_STAGES and V_STAGES of them, with PAIRS one for both. Parts of a split tile go to
     part_out (B * H_q, n_parts, BLOCK_M, BLOCK_DV), part_lse and part_max, for `merge_parts`.
+
+    SCORE gives the logits, of score_args; see `score.by_triton`. The last is N_k.
     """
     gl.static_assert(num_warps == 4)
     DTYPE: gl.constexpr = q_desc.dtype
@@ -364,6 +386,7 @@ def attention_forward(
         Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
         PARTIAL=PARTIAL, LOOPS=2 if PARTIAL and BOTH > 160 and BOTH <= MOST else 1,
         DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS, KEEP_Q=KEEP_Q,
+        score_args=score_args, SCORE=SCORE,
         # dropout has no registers for it up to 128, and 80 columns lose by it
         SKIP=COLUMNS_V > 128 or (COLUMNS_V != 80 and not DROPOUT),
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """The arguments of the Hopper forward, by name: all warps of a program get them."""
 
+import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
@@ -98,3 +99,6 @@ class Forward:
     PAIRS: gl.constexpr  # K of a block and V of the one before share their barriers
     KEEP_Q: gl.constexpr  # Q stays in registers for a tile
     SKIP: gl.constexpr  # warps jump over multiplications by factors of 1
+    # a score
+    score_args: tl.tuple | gl.constexpr  # of the function, then N_q and N_k; None without one
+    SCORE: gl.constexpr  # a function of `score.by_triton`, or None

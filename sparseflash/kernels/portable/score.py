@@ -64,3 +64,19 @@ def sloped(
     return SLOPE(
         s * scale, ds, kept, b, h, q, k, n_q, n_k, first, args, sums, BLOCK_M, BLOCK_N, T, FAST
     )  # fmt: skip
+
+
+@triton.jit
+def by_distance(
+    Out, length, middle, n_q, n_k, heads, args, BANDS: tl.constexpr, COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Out (COUNT, B * H, length): the COUNT values of BANDS at the distances from -middle on."""
+    bh = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = BANDS(
+        bh // heads, bh % heads, at - middle, n_q, n_k, args, BLOCK, BLOCK, False, False
+    )  # fmt: skip
+    for i in tl.static_range(COUNT):
+        row = Out + (i * tl.num_programs(1) + bh).to(tl.int64) * length
+        tl.store(row + at, values[i], mask=at < length)

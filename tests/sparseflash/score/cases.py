@@ -23,7 +23,7 @@ def _none(b, h, n_q, n_k):
 
 
 def _both(s, b, h, q, k, t, slopes, bias):
-    near = bias[h, q // W - k // W + 40, q % W - k % W + W - 1]
+    near = bias[h, q // W - k // W + 160, q % W - k % W + W - 1]
     return 5 * torch.tanh(s * torch.exp(t[b]) / 5) + near - slopes[h] * torch.sqrt(abs(q - k) + 1.0)
 
 
@@ -38,16 +38,16 @@ CASES = {
         ("bh",),
     ),
     "relative": Case(
-        lambda s, h, q, k, bias: s + bias[h, k - q + 160], lambda b, h, n, m: {"bias": (h, 400)},
+        lambda s, h, q, k, bias: s + bias[h, k - q + 700], lambda b, h, n, m: {"bias": (h, 1400)},
         ("d",),
     ),
     "buckets": Case(
-        lambda s, h, q, k, place, bias: s + bias[place[k - q + 160], h],
-        lambda b, h, n, m: {"place": (400,), "bias": (7, h)}, ("d",),
+        lambda s, h, q, k, place, bias: s + bias[place[k - q + 700], h],
+        lambda b, h, n, m: {"place": (1400,), "bias": (7, h)}, ("d",),
     ),
     "swin": Case(
-        lambda s, h, q, k, bias: s + bias[h, q // W - k // W + 40, q % W - k % W + W - 1],
-        lambda b, h, n, m: {"bias": (h, 81, 2 * W - 1)}, ("qk",),
+        lambda s, h, q, k, bias: s + bias[h, q // W - k // W + 160, q % W - k % W + W - 1],
+        lambda b, h, n, m: {"bias": (h, 321, 2 * W - 1)}, ("qk",),
     ),
     "pair": Case(
         lambda s, b, h, q, k, bias: s + bias[b, h, q, k],
@@ -68,7 +68,7 @@ CASES = {
         ("q",),
     ),
     "all": Case(
-        _both, lambda b, h, n, m: {"t": (b,), "slopes": (h,), "bias": (h, 81, 7)},
+        _both, lambda b, h, n, m: {"t": (b,), "slopes": (h,), "bias": (h, 321, 7)},
         ("bh", "bh", "qk"),
     ),
     "branches": Case(

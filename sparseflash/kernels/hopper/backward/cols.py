@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.common.softmax import gradient_scale, probabilities
+from sparseflash.kernels.common.softmax import LOG2E, gradient_scale, probabilities
 from sparseflash.kernels.hopper.backward.common import Inputs, scheduler
 from sparseflash.kernels.hopper.backward.dq import add_dq, early_block, start_dq
 from sparseflash.kernels.hopper.backward.feed import (
@@ -34,6 +34,7 @@ from sparseflash.kernels.hopper.backward.feed import (
     kept_rows,
     operands,
     producer,
+    split_index,
     start_with,
     storer,
 )  # fmt: skip
@@ -59,6 +60,7 @@ from sparseflash.kernels.hopper.common import (
 from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.gluon import HOISTS
 from sparseflash.kernels.hopper.masking import where_allowed
+from sparseflash.kernels.hopper.score import scored, sloped
 from sparseflash.kernels.hopper.work import RECORD, TILE, read, wait_record
 
 
@@ -80,7 +82,7 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     s = g % f.STAGES
     phase = (g // f.STAGES) & 1
     before = g - 1
-    if f.DROPOUT:  # long before it is used
+    if f.DROPOUT or f.SCORE is not None:  # long before it is used
         idx = entry_blocks(entry, BLOCK_M, BLOCK_M // f.GATHER)
     PIPELINED: gl.constexpr = f.WITH_DQ and not FIRST
     WIDEST: gl.constexpr = max(f.COLUMNS, f.COLUMNS_V)
@@ -88,7 +90,7 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     EARLY: gl.constexpr = f.WITH_DQ and WIDEST != 80
     COPY: gl.constexpr = EARLY and WIDEST <= 96  # how dP comes to begin at -delta
     # or else the sums of S begin at it, as to read it behind the product takes longer
-    STARTED: gl.constexpr = not EARLY and (f.WITH_DQ or BLOCK_M == 64)
+    STARTED: gl.constexpr = not EARLY and (f.WITH_DQ or BLOCK_M == 64) and f.SCORE is None
     mbarrier.wait(bars.q_full.index(s), phase)
     if STARTED:
         st = as_rows(bufs.lse_log2.index(s).load(QUERIES) * (-1.0 / f.scale_log2), SCORES, False)
@@ -114,7 +116,18 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     else:
         if not EARLY:
             lse_log2 = bufs.lse_log2.index(s).load(QUERIES)
-        p = probabilities(st, f.scale_log2, lse_log2[None, :])  # P^T [64, BLOCK_M]
+        unit = f.scale_log2
+        if f.SCORE is not None:
+            hg, blocks = split_index(f, idx)
+            b, h = tile.bh // f.kv_heads, tile.bh % f.kv_heads * f.group
+            if f.GROUPED:
+                h += hg
+            st, kept_values, place = scored(
+                f, st, b, h, tile.k_start, f.n_k, blocks, f.score_args[-2],
+                BLOCK_M // f.GATHER, True,
+            )  # fmt: skip
+            unit = LOG2E
+        p = probabilities(st, unit, lse_log2[None, :])  # P^T [64, BLOCK_M]
     if MASKS:
         if masked:
             p = where_allowed(p, words, 0.0)
@@ -151,6 +164,8 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
         ds = p * dpt
     else:
         ds = p * (dpt + bufs.neg_delta.index(s).load(QUERIES)[None, :])
+    if f.SCORE is not None:
+        ds = sloped(f, ds, kept_values, place, f.score_args[-2], f.n_k)
     ds = ds.to(DTYPE)  # dS^T [64, BLOCK_M]
     if f.WITH_DQ:
         bufs.ds.index(g & 1).slice(CONSUMER * 64, 64, 0).store(ds)
@@ -259,6 +274,7 @@ def backward_cols(
     GROUPED: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
     WITH_DQ: gl.constexpr, COLUMNS: gl.constexpr, COLUMNS_V: gl.constexpr, LATE: gl.constexpr,
     KEEP_KV: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    score_args=None, SCORE: gl.constexpr = None, SLOPE: gl.constexpr = None,
 ):  # fmt: skip
     """dk (B, H_kv, N_k, D), dv (B, H_kv, N_k, D_v) and, WITH_DQ, what is added to dq. Tiles are
     BLOCK_M queries x 64 * CONSUMERS keys; lse_log2 and neg_delta (B, H_q, n_pad) come from
@@ -267,6 +283,9 @@ def backward_cols(
 
     BLOCK_D, BLOCK_DV: the padded head dims; COLUMNS, COLUMNS_V: what is multiplied of them. Where
     one is above 128, the consumers are those of `wide.py`, and tiles 64 x 64.
+
+    SCORE gives the logits, of score_args, and SLOPE the gradient of the scaled scores from theirs;
+    see `score.by_triton`. The last arguments are N_q and N_k.
     """
     gl.static_assert(num_warps == 4)
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
@@ -347,7 +366,8 @@ def backward_cols(
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
         COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V, GATHER=GATHER, STAGES=STAGES, KV_STAGES=KV_STAGES,
         GROUPED=GROUPED, PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
-        KEEP_KV=KEEP_KV, LOOPS=2 if PARTIAL and WITH_DQ and COLUMNS + COLUMNS_V <= 192 else 1,
+        KEEP_KV=KEEP_KV, score_args=score_args, SCORE=SCORE, SLOPE=SLOPE,
+        LOOPS=2 if PARTIAL and WITH_DQ and COLUMNS + COLUMNS_V <= 192 else 1,
     )  # fmt: skip
     if WIDE:
         w = Wide(cols=f, p=p_s, p_full=p_full, p_empty=p_empty)

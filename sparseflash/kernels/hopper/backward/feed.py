@@ -2,6 +2,7 @@
 in, the warp that copies dK and dV out, and the operands of the consumers.
 """
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -107,6 +108,10 @@ class Columns:
     KEEP_KV: gl.constexpr  # K and V stay in registers for a tile
     LOOPS: gl.constexpr  # two: partial blocks have a loop of their own
     LATE: gl.constexpr  # blocks before its end at which a tile lets the next one be claimed
+    # a score
+    score_args: tl.tuple | gl.constexpr  # of the functions, then N_q and N_k; None without one
+    SCORE: gl.constexpr  # a function of `score.by_triton`, or None
+    SLOPE: gl.constexpr  # that of its derivative
 
 
 @fields
