@@ -2,7 +2,8 @@
 
 python -m tests.gpu.test_score 1000
 
-On a Hopper GPU each call runs on both backends that can. Without a GPU, under TRITON_INTERPRET=1, that checks such calls in float16 and float32.
+On a Hopper GPU both backends run each call that they can. Without a GPU, under TRITON_INTERPRET=1,
+that checks such calls in float16 and float32.
 """
 
 import random
