@@ -72,7 +72,9 @@ WORDS: dict[str, dict[str, Any]] = {
     "picks": {},
     **{name: {"dtype": name} for name in ("float16", "float32")},
     **{name: {"terms": (name,)} for name in ("sink", "softcap", "slopes", "bias")},
-    **{f"{name} rule": {"score": name} for name in ("slopes", "distance", "window", "mixed")},
+    **{
+        f"{name} rule": {"score": name} for name in ("cap", "slopes", "distance", "window", "mixed")
+    },
 }
 CALLS = {  # by backend and head dims
     "hopper": {
@@ -100,6 +102,7 @@ CALLS = {  # by backend and head dims
         "split rows, tall rows, sink, maxima; causal, v of 96",
         "192": "split rows, v of 128",
         "64 192": "causal, v of 128",
+        " 64": "causal, cap rule; causal, slopes rule; causal, distance rule; causal, window rule",
         "96 128": "causal, v of 64",
     },
     "triton": {
