@@ -113,3 +113,25 @@ def test_several_reads_of_one_table_and_none():
     q.requires_grad_()
     sparseflash.attention(q, k, v, score=score, backend="triton").square().sum().backward()
     assert (q.grad == 0).all() and (t[1].grad == 0).all()
+
+
+@INTERPRETED
+@pytest.mark.parametrize("name", ["relative", "buckets"])
+def test_what_tables_have_at_a_distance(name):
+    """What the kernels for Hopper read in place of tables."""
+    from sparseflash.kernels.portable.score import by_distance
+
+    b, h, n, m, middle, length = sizes = 2, 3, 70, 133, 512, 1024
+    tables, score = tables_of(CASES[name], sizes[:4], torch.float32), sparseflash.score
+    bound = score(CASES[name].fn)(**tables)
+    rule = kernel_score(bound.key(), gluon=True)
+    out = torch.empty(1, b * h, length)
+    args = tuple(x for t in bound.tables for x in (t, *t.shape))
+    grid = length // 256, b * h
+    made = {"args": args, "BANDS": rule.bands, "COUNT": len(rule.near), "BLOCK": 256}
+    by_distance[grid](out, length, middle, n, m, h, **made)
+    i, j = torch.arange(n)[:, None], torch.arange(m)
+    heads = torch.arange(h)[:, None, None]
+    wanted = CASES[name].fn(s=torch.zeros(()), h=heads, q=i, k=j, **tables)
+    found = out.view(b, h, length)[..., j - i + middle]
+    torch.testing.assert_close(found, wanted.expand(b, h, n, m))
