@@ -162,6 +162,7 @@ def representative() -> list[Call]:
     return [
         call("hopper", 64, "scattered blocks, odd length, deterministic"),
         call("hopper", 64, "split rows, tall rows, sink, maxima", backward=False),
+        call("hopper", 32, "causal, distance rule"),
         call("triton", 32, "causal"),
         call("triton", 32, "mixed rule"),
         call("decode", 32, "global, pages of 16, 16 queries"),
