@@ -35,7 +35,7 @@ def call(
     name, sizes, mask, dtype, kv_heads=None, head_dim=64, v_head_dim=None, seed=0,
     backends=("triton",), **options,
 ):  # fmt: skip
-    """Return the results and gradients of a call on each backend, and those of the oracle."""
+    """Return the results and gradients of a call, and those of the oracle, for each backend."""
     case, (b, h, n, m) = CASES[name], sizes
     q, k, v = make_qkv(
         b, h, n, m, head_dim, kv_heads=kv_heads, v_head_dim=v_head_dim, dtype=dtype,
@@ -45,7 +45,7 @@ def call(
     on_gpu = {k: t.detach().to(DEVICE).requires_grad_(t.requires_grad) for k, t in tables.items()}
     sink = torch.randn(h, device=DEVICE).requires_grad_() if options.pop("sink", False) else None
     score = sparseflash.score(case.fn)
-    found = [
+    outputs = [
         sparseflash.attention(
             q, k, v, mask, score=score(**on_gpu), return_lse=True, seed=seed, backend=backend,
             terms=None if sink is None else sparseflash.Terms(sink=sink), **options,
@@ -64,35 +64,37 @@ def call(
     generator = torch.Generator().manual_seed(seed)
     weights = [
         torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype).double()
-        for t in (x.detach().cpu() for x in found)
+        for t in (x.detach().cpu() for x in outputs[0])
     ]
-    # A backward reads the output as it is stored: its rounding enters every row's delta, and that
-    # of a sum over many pairs can exceed the sum. The oracle's delta has it too: the gradient of
-    # the LSE is P.
-    rounding = (weights[0] * (found[0].detach().cpu().double() - wanted[0].detach())).sum(-1)
     results = []
-    for outs, xs in (*((outs, inputs) for outs in found), (wanted[:2], of_oracle)):
-        loss = sum(
-            (w.to(x.device) * x.double().masked_fill(x.isinf(), 0.0)).sum()
-            for w, x in zip(weights, outs, strict=True)
-        )
-        if outs is not found:
-            loss -= (rounding * outs[1].masked_fill(outs[1].isinf(), 0.0)).sum()
-        results.append([*outs, *torch.autograd.grad(loss, xs, retain_graph=True)])
+    for found in outputs:
+        # A backward reads the output as it is stored: its rounding enters every row's delta, and
+        # that of a sum over many pairs can exceed the sum. The oracle's delta has it too: the
+        # gradient of the LSE is P.
+        rounding = (weights[0] * (found[0].detach().cpu().double() - wanted[0].detach())).sum(-1)
+        pair = []
+        for outs, xs in ((found, inputs), (wanted[:2], of_oracle)):
+            loss = sum(
+                (w.to(x.device) * x.double().masked_fill(x.isinf(), 0.0)).sum()
+                for w, x in zip(weights, outs, strict=True)
+            )
+            if outs is not found:
+                loss -= (rounding * outs[1].masked_fill(outs[1].isinf(), 0.0)).sum()
+            pair.append([*outs, *torch.autograd.grad(loss, xs, retain_graph=True)])
+        results.append(pair)
     return results
 
 
 def check(name, sizes, mask, dtype, **options):
-    backends = options.get("backends", ("triton",))
-    *found, wanted = call(name, sizes, mask, dtype, **options)
-    for backend, results in zip(backends, found, strict=True):
-        for i, (x, y) in enumerate(zip(results, wanted, strict=True)):
+    results = call(name, sizes, mask, dtype, **options)
+    for backend, pair in zip(options.get("backends", ("triton",)), results, strict=True):
+        for i, (x, y) in enumerate(zip(*pair, strict=True)):
             x, y = x.detach().cpu().double(), y.detach().double()
-            assert torch.equal(x.isinf(), y.isinf()), f"result {i} of {name} on {backend}"
+            what = f"result {i} of {name} on {backend}"
+            assert torch.equal(x.isinf(), y.isinf()), what
             error = (x - y).masked_fill(y.isinf(), 0.0).norm()
             scale = max(1.0, float(y.masked_fill(y.isinf(), 0.0).norm()))
             limit = LIMITS[dtype] * scale
-            what = f"result {i} of {name} on {backend}"
             assert error <= limit, f"{what}: error {error:.3g} above {limit:.3g}"
 
 
@@ -167,7 +169,7 @@ def test_split_rows(name, length, mask):
 def test_gradients_have_the_same_bits(name, backend):
     def run():
         more = {"deterministic": True, "backends": (backend,)}
-        return call(name, (2, 4, 150, 150), MASKS[1], torch.bfloat16, seed=3, **more)[0]
+        return call(name, (2, 4, 150, 150), MASKS[1], torch.bfloat16, seed=3, **more)[0][0]
 
     first = run()
     for _ in range(5):
