@@ -1,6 +1,8 @@
 """What the pages and the reference need: links that lead somewhere, and docstrings."""
 
+import gzip
 import inspect
+import json
 import re
 import tomllib
 from importlib import import_module
@@ -67,3 +69,27 @@ def test_the_changelog_and_the_citation_name_the_version():
     first = re.search(r"^## ([\d.]+)", (ROOT / "docs" / "changelog.md").read_text(), re.MULTILINE)
     assert first and first[1] == version
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+# ---- published rows
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+LOCAL = re.compile(r"\b[A-Za-z_]\w*\"?[=:]\"?/\w[^\s\",]*")
+
+
+def text(path: Path) -> str:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        return file.read()
+
+
+def test_published_rows_hold_no_absolute_path():
+    """A command in a row runs on another machine too."""
+    for path in [p for p in RESULTS.rglob("*") if re.search(r"\.(csv|jsonl)(\.gz)?$", p.name)]:
+        assert not LOCAL.findall(text(path)), path
+
+
+def test_published_rows_name_their_commit():
+    for path in [p for p in RESULTS.rglob("*") if re.search(r"\.jsonl(\.gz)?$", p.name)]:
+        rows = [json.loads(line) for line in text(path).splitlines()]
+        for row in [row for row in rows if "source" in row and "device" in row]:
+            assert row["commit"] and row["date"], path

@@ -1,7 +1,21 @@
 """Runtime and memory against length: predictions, rows with reasons, tables and figures."""
 
+import numpy as np
+import pytest
+import torch
+
+from experiments.bench.step import draw
 from experiments.common.rows import OK, Found, frame
 from experiments.studies.attention_table import refuse_slow, tables
+from experiments.studies.methods import (
+    METHODS,
+    BlockedGather,
+    PaddedCase,
+    PaddedGate,
+    Setting,
+    SlidingChunks,
+)  # fmt: skip
+from sparseflash.testing import relative_error
 from tests.experiments.studies.conftest import ok
 
 SMALL = ["lengths=[32,64]", "heads=1", "head_dim=16", "batch=1"]
@@ -67,3 +81,73 @@ def test_tables_have_the_best_in_bold():
     # a table of peaks holds no memory that is kept
     peaks = [row(n=n, saved_mib=1.0, peak_mib=peak) for n, peak in ((128, 9.0), (256, None))]
     assert "| standard | **9** | – |" in tables(frame(peaks))["memory_plain_d16"]
+
+
+# ---- the attentions of the tables
+
+CPU = torch.device("cpu")
+PLAIN = [n for n, m in METHODS.items() if m.kernel is None and not m.compiled]
+EXACT = [n for n in PLAIN if METHODS[n].exact]
+FORMS = {"chunks": (SlidingChunks, {"window": 32}), "gather": (BlockedGather, {"block": 16})}
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("method", EXACT)
+def test_exact_attentions_pass_the_gate(method, padding):
+    setting = Setting(method, 2, 2, 192, 16, "float32", dropout=0.1, padding=padding)
+    step, error = setting.prepared(CPU)
+    assert error < 1e-5 and step.saved_mib() > 0
+
+
+def test_padding_hides_keys_and_their_queries():
+    case = PaddedCase("dense", 2, 1, 1, 64, 64, 16, "float32", 0, 0, lengths=(50, 64))
+    assert case.allowed(0, 0, np.arange(3)).sum() == 150
+    assert int(PaddedGate(case, *draw(case, CPU)).rows.max()) < 50
+    drawn = Setting("flash", 64, 1, 256, 16, "float32", padding=True).lengths(CPU)
+    assert 236 <= int(drawn.min()) < int(drawn.max()) <= 256  # as in the paper
+
+
+def test_dropout_is_applied_where_there_are_probabilities():
+    for method in PLAIN:
+        outs = []
+        for dropout in (0.0, 0.5):
+            setting = Setting(method, 1, 1, 128, 16, "float32", dropout=dropout)
+            torch.manual_seed(0)
+            made = setting.make(CPU)
+            with torch.no_grad():
+                outs.append(made(*draw(setting.case(made), CPU)))
+        dropped = relative_error(outs[1], outs[0]) > 0.1
+        assert dropped or method in ("linear", "performer"), method
+
+
+def test_bytes_of_matrices():
+    one = 4 * 2 * 3 * 64**2  # a float32 matrix of each head
+    plain, dropped = (Setting("standard", 2, 3, 64, 16, "float32", dropout=p) for p in (0.0, 0.1))
+    assert (plain.matrix_bytes(), dropped.matrix_bytes()) == (3 * one, 5 * one)
+    assert Setting("flash", 2, 3, 64, 16, "float32").matrix_bytes() == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_published_form_is_its_mask(form):
+    for n in (7, 16, 31, 48, 161, 256):
+        for padding in (False, True):
+            cls, own = FORMS[form]
+            made = cls(**own, heads=2, head_dim=8, length=n)
+            torch.manual_seed(0)
+            qkv = [torch.randn(2, 2, n, 8, requires_grad=True) for _ in range(3)]
+            lengths = torch.tensor([n, max(1, n - 20)], dtype=torch.int32) if padding else None
+            dense = torch.from_numpy(made.pattern().build(n, heads=2, block_size=16).to_dense())
+            allowed = dense.expand(2, 2, n, n)
+            queries = torch.ones(2, 1, n, 1, dtype=torch.bool)
+            if lengths is not None:
+                queries = (torch.arange(n) < lengths[:, None])[:, None, :, None]
+                allowed = allowed & queries.mT | ~queries  # queries of padding mean nothing
+            q, k, v = exact = [t.detach().double().requires_grad_() for t in qkv]
+            scores = (q @ k.mT * 8**-0.5).masked_fill(~allowed, -torch.inf)
+            true = (scores.softmax(-1) @ v).where(queries, 0)
+            out = made(*qkv, lengths).where(queries, 0)
+            assert relative_error(out, true) < 1e-5
+            dout = torch.randn(out.shape)
+            found = torch.autograd.grad(out, qkv, dout)
+            for a, b in zip(found, torch.autograd.grad(true, exact, dout.double()), strict=True):
+                assert relative_error(a, b) < 1e-5, (n, padding)
