@@ -69,16 +69,6 @@ def run(q, k, v, mask, backend):
     return out, *torch.autograd.grad(out, leaves, dout)
 
 
-@pytest.mark.parametrize("selector", SELECTORS.values(), ids=SELECTORS)
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_attention(selector, backend):
-    qkv = make_qkv(2, 4, 75, 75, 16, kv_heads=2)
-    picked = selector(*qkv[:2])
-    expected = run(*(t.double() for t in qkv), picked.to_block_mask(), "reference")
-    for a, b, what in zip(run(*qkv, picked, backend), expected, "oqkv", strict=True):
-        assert_close(a, b, name=what)
-
-
 def test_attention_in_triton():
     pytest.importorskip("triton")
     qkv = make_qkv(1, 2, 50, 50, 16, kv_heads=1, device=DEVICE)

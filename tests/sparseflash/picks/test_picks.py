@@ -1,7 +1,5 @@
 """Picks: what they accept, the lists made of them, and attention to them in the interpreter."""
 
-import itertools
-
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -9,7 +7,6 @@ import torch.autograd.forward_ad as forward_ad
 import masks
 import sparseflash
 from sparseflash import select
-from sparseflash.kernels.common.launch import launch
 from sparseflash.picks import kernels as picked
 from sparseflash.picks import operator as module
 from sparseflash.picks.picks import Picks
@@ -258,45 +255,7 @@ def test_picks_that_do_not_fit():
             selector.picks(q, k)
 
 
-kernels = pytest.importorskip("sparseflash.picks.row_kernels")
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("queries, n_q, n_k, k", [(4, 18, 100, 3), (16, 17, 80, 5), (1, 5, 70, 4)])
-def test_joined_lists(queries, n_q, n_k, k, causal):
-    """Each block that queries of a tile picked comes once, with all of them, and no other."""
-    block, lists, tiles = 16, 2, -(-n_q // queries)
-    generator = torch.Generator().manual_seed(queries)
-    count = -(-n_k // block)
-    found = torch.rand(1, lists, n_q, count, generator=generator).argsort(-1)[..., :k]
-    found[torch.rand(found.shape, generator=generator) < 0.3] = -1
-    given = select.Picks.of(found, block, n_k, causal=causal).blocks
-    which, who = torch.full((2, lists, tiles, queries * k), -7, dtype=torch.int32)
-    counts = torch.full((lists, tiles), -7, dtype=torch.int32)
-    launch(
-        kernels.join_picks, (tiles, lists), given, which, who, counts, n_q, n_k, N_PICKS=k, PICKS=8,
-        QUERIES=queries, BLOCK=block, CAUSAL=causal,
-    )  # fmt: skip
-    for z, tile in itertools.product(range(lists), range(tiles)):
-        wanted = {}
-        for i, query in enumerate(range(tile * queries, min(n_q, tile * queries + queries))):
-            for number in found[0, z, query].tolist():
-                if number >= 0 and (not causal or number * block <= query + n_k - n_q):
-                    wanted[number] = wanted.get(number, 0) | 1 << i
-        end = int(counts[z, tile])
-        made = zip(which[z, tile, :end].tolist(), who[z, tile, :end].tolist(), strict=True)
-        assert end == len(wanted) and dict(made) == wanted
-        assert (which[z, tile, end:] == -7).all() and (who[z, tile, end:] == -7).all()
-
-
-@pytest.mark.parametrize("most, queries", [(4096, 16), (16, 4)])
-def test_long_lists_are_those_of_fewer_queries(most, queries, monkeypatch):
-    ran = []
+def test_long_lists_are_those_of_fewer_queries(monkeypatch):
     monkeypatch.setattr(picked, "_gathers", lambda *given: False)
-    monkeypatch.setattr(picked, "_MOST_JOINED", most)
-    monkeypatch.setattr(picked, "launch", lambda kernel, *args, **options: (
-        ran.append((kernel, options)), launch(kernel, *args, **options)))  # fmt: skip
+    monkeypatch.setattr(picked, "_MOST_JOINED", 16)
     picks_cases.check(CASES["two lists a key head, more keys"], "cpu")
-    by_queries = picked.picks_forward, picked.picks_backward_q
-    sizes = [(o["QUERIES"], o["ROWS"]) for kernel, o in ran if kernel in by_queries]
-    assert set(sizes) == {(queries, 16 // queries)}  # no product has fewer rows than 16

@@ -48,12 +48,6 @@ def test_lists_are_those_of_the_mask(n_q, n_k, block_size):
         check(schedule_of(blocks, n_q, n_k, 2, 3), blocks)
 
 
-@pytest.mark.parametrize("n_q, n_k", [(128, 128), (100, 128), (128, 100), (100, 100), (5, 7)])
-def test_full_blocks_that_stick_out_are_partial(n_q, n_k):
-    dense = masks.dense()
-    check(schedule_of(dense, n_q, n_k, block_size=32), dense.build(n_q, n_k, 32))
-
-
 def test_mask_per_head_takes_the_heads_of_q():
     mask = masks.random_blocks(0.3, block=16, per_head=True)
     schedule = schedule_of(mask, 96, 96, 2, 4, block_size=16)

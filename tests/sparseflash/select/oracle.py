@@ -39,7 +39,7 @@ def pooled_scores(q: Tensor, k: Tensor, block_size, pool: str) -> np.ndarray:
     return scores
 
 
-def chosen(score, candidate, forced, rule, value, least=1, most=None, probability=None):
+def chosen(score, candidate, forced, rule, value, least=1, most=None):
     """The blocks of one row that are taken: bool (cols,)."""
     order = [j for j in range(len(score)) if candidate[j]]
     order.sort(key=lambda j: (not forced[j], -score[j], j))
@@ -48,17 +48,13 @@ def chosen(score, candidate, forced, rule, value, least=1, most=None, probabilit
         count = int(np.ceil(value * len(order))) if isinstance(value, float) else value
         count = max(count, n_forced)
     else:
-        if probability is None:
-            probability = np.exp(score - max((score[j] for j in order), default=0.0))
-        weight = {j: probability[j] for j in order}
+        top = max((score[j] for j in order), default=0.0)
+        weight = {j: np.exp(score[j] - top) for j in order}
         total = sum(weight.values())
-        if rule == "mass":
-            count, reached = 0, 0.0
-            while count < len(order) and reached < value:
-                reached += weight[order[count]] / total
-                count += 1
-        else:
-            count = sum(weight[j] / total >= value for j in order)
+        count, reached = 0, 0.0
+        while count < len(order) and reached < value:
+            reached += weight[order[count]] / total
+            count += 1
         low = max(least, n_forced)
         count = max(low, count if most is None else min(count, max(most, low)))
     taken = np.zeros(len(score), bool)
@@ -67,7 +63,7 @@ def chosen(score, candidate, forced, rule, value, least=1, most=None, probabilit
 
 
 def block_selection(scores: np.ndarray, n_q, n_k, block_size, within, always, rule, value,
-                    least=1, most=None, probabilities=False) -> np.ndarray:  # fmt: skip
+                    least=1, most=None) -> np.ndarray:  # fmt: skip
     """Bool (B, H, n_q, n_k): the pairs of `within` in the blocks that are taken."""
     batch, heads = scores.shape[:2]
     rows, cols = spans(n_q, block_size[0]), spans(n_k, block_size[1])
@@ -77,8 +73,7 @@ def block_selection(scores: np.ndarray, n_q, n_k, block_size, within, always, ru
     for b, h, i in np.ndindex(batch, heads, len(rows)):
         candidate = np.array([inside[h, rows[i], c].any() for c in cols])
         forced = np.array([pushed[h, rows[i], c].any() for c in cols])
-        p = scores[b, h, i] if probabilities else None
-        taken = chosen(scores[b, h, i], candidate, forced, rule, value, least, most, p)
+        taken = chosen(scores[b, h, i], candidate, forced, rule, value, least, most)
         for j in np.flatnonzero(taken):
             allowed[b, h, rows[i], cols[j]] = inside[h, rows[i], cols[j]]
     return allowed

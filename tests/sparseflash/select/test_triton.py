@@ -10,7 +10,6 @@ from sparseflash.dynamic.selection import heads_of, static_selection
 from sparseflash.select import tokens
 from sparseflash.select.blocks import pool_torch
 from sparseflash.select.rules import Rule, candidates_of, choose_torch
-from tests.sparseflash.select.oracle import turning
 
 kernels = pytest.importorskip("sparseflash.select.kernels")
 
@@ -78,12 +77,6 @@ def test_pick(n, heads, kv_heads, dim, selector, kind, monkeypatch):
         sizes = (selector.chunk, selector.k, selector.first, selector.own, padded)
         found = kernels.pick_chunks(queries, keys, *sizes, nsa=selector.nsa)
         assert found.dtype == torch.int16 and torch.equal(found, expected)
-
-
-def test_importance_counts_a_block_from_its_last_token_on():
-    q, k = (x.to(DEVICE) for x in turning())
-    expected = tokens.pick_torch(select.nsa(2, 16, 16), q, k, 48)
-    assert torch.equal(kernels.pick_chunks(q, k, 16, 2, 0, 1, 48, nsa=True), expected)
 
 
 PER_HEAD = masks.random_blocks(0.5, block=16, per_head=True)
