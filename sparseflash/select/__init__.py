@@ -7,9 +7,8 @@ many blocks a row takes. See docs/guide/selectors.md.
 
 from sparseflash.dynamic.selection import Selection
 from sparseflash.picks.picks import Picks
-from sparseflash.select.base import BlockSelector, Selector
+from sparseflash.select.base import BlockSelector, Rule, Selector
 from sparseflash.select.blocks import mass, top_k
-from sparseflash.select.rules import Rule
 from sparseflash.select.tokens import moba, nsa
 
 __all__ = [

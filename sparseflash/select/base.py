@@ -1,18 +1,182 @@
-"""Base classes of the selectors."""
+"""What selectors are made of: rules for how many blocks a row takes, the choice by scores, and the
+base classes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from masks.algebra import Mask
+from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
+from masks.checks import integer
+from sparseflash.cache import cached
 from sparseflash.checks import check_tensors, is_empty
-from sparseflash.dynamic.selection import Selection, heads_of
-from sparseflash.select.rules import Rule, candidates_of, choose
+from sparseflash.dynamic.selection import (
+    Selection,
+    built,
+    grid_codes,
+    heads_of,
+    static_selection,
+    to_device,
+)
+from sparseflash.kernels.common.device import kernels_of, on_nvidia
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How many blocks of a row are taken, the best first.
+
+    count: `value` blocks;
+    share: that share of the candidates, rounded up;
+    mass: the fewest blocks whose probabilities sum to `value`;
+    level: the blocks of a probability of at least `value`.
+    `min_blocks` and `max_blocks` bound the number for mass and level.
+    """
+
+    kind: Literal["count", "share", "mass", "level"]
+    value: float
+    min_blocks: int = 1
+    max_blocks: int | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the number of blocks is known without the scores."""
+        return self.kind in ("count", "share")
+
+
+class Candidates(NamedTuple):
+    """The blocks that rows may take, on the device. An extent of 1 means the same for all."""
+
+    codes: Tensor  # int32 (B, H, rows, cols): the code of a block once taken; EMPTY: not allowed
+    bits: Tensor  # int32 (T, block_q, words)
+    forced: Tensor | None  # int8 (B, H, rows, cols): taken before all others
+    low: Tensor  # int32 (B, H, rows): the fewest blocks of a row
+    high: Tensor  # int32 (B, H, rows): the most blocks of a row
+    max_blocks: int  # the sum of `high`
+
+
+def budget(name: str, value: Any) -> Rule:
+    """Return the rule of a number of blocks, at least 1, or of a share of them in (0, 1]."""
+    if isinstance(value, float):
+        if not 0 < value <= 1:
+            raise ValueError(f"{name} is {value}: give a share in (0, 1], or a number of blocks")
+        return Rule("share", value)
+    return Rule("count", integer(name, value, min=1))
+
+
+def adaptive(
+    kind: Literal["mass", "level"], name: str, value: Any, min_blocks: Any, max_blocks: Any
+) -> Rule:
+    """Return the rule of a probability in (0, 1], with bounds on the blocks of a row."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"{name} is {value!r}: give a number in (0, 1]")
+    min_blocks = integer("min_blocks", min_blocks, min=1)
+    if max_blocks is not None:
+        max_blocks = integer("max_blocks", max_blocks, min=min_blocks)
+    return Rule(kind, float(value), min_blocks, max_blocks)
+
+
+@cached
+def candidates_of(
+    rule: Rule,
+    within: Mask | BlockMask | None,
+    always: Mask | BlockMask | None,
+    n_q: int,
+    n_k: int,
+    block_size: tuple[int, int],
+    heads: int | None,
+    device: torch.device,
+) -> Candidates:
+    """Return the blocks of `within`, those of `always` first; only the first call copies to the
+    device.
+
+    heads: of q, None where neither mask differs from head to head.
+    """
+    shape = (1, 1, -(-n_q // block_size[0]), -(-n_k // block_size[1]))
+    if within is None:
+        host = np.full(shape, FULL, np.int32)
+        codes = to_device(host, device)
+        bits = codes.new_empty((0, block_size[0], -(-block_size[1] // 32)))
+    else:
+        given = (within, n_q, n_k, block_size, heads_of(within, heads))
+        host = grid_codes(built(*given))
+        static = static_selection(*given, device)
+        codes, bits = static.codes, static.bits
+    taken, forced = np.zeros((1, 1, 1, 1), bool), None
+    if always is not None:
+        taken = grid_codes(built(always, n_q, n_k, block_size, heads_of(always, heads))) != EMPTY
+        forced = to_device(taken.astype(np.int8), device)
+    low, high = _bounds(rule, host != EMPTY, taken)
+    on_device = (to_device(low, device), to_device(high, device))
+    return Candidates(codes, bits, forced, *on_device, int(high.sum()))
+
+
+def _bounds(rule: Rule, candidate: np.ndarray, forced: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the fewest and the most blocks of each row, int32 (B, H, rows), forced blocks
+    included.
+    """
+    candidates, forced = candidate.sum(-1), (candidate & forced).sum(-1)
+    if rule.kind == "count":
+        low = high = int(rule.value)
+    elif rule.kind == "share":
+        low = high = np.ceil(rule.value * candidates - 1e-9)
+    else:
+        low, high = rule.min_blocks, rule.max_blocks or candidates
+    low = np.minimum(np.maximum(low, forced), candidates)
+    high = np.minimum(np.maximum(high, low), candidates)
+    return low.astype(np.int32), high.astype(np.int32)
+
+
+LARGE = 3.0e38  # scores are clamped to it: forced blocks lie above, blocks not allowed below
+MAX_COLS = 16384  # blocks of a row that the kernel holds
+
+
+def choose(
+    scores: Tensor, candidates: Candidates, rule: Rule, *, probabilities: bool = False
+) -> Tensor:
+    """Return the codes of the blocks that are taken, (B, H, rows, cols) in the dtype of the
+    candidates.
+
+    scores: (B, H, rows, cols). Among equal scores the first block wins.
+    probabilities: the scores are probabilities already, up to a factor. Otherwise a softmax over
+        the candidates of a row makes them so.
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # float16 ends at 65504
+    if on_nvidia(scores) and scores.shape[-1] <= MAX_COLS:
+        return kernels_of("select").choose_blocks(scores, candidates, rule, probabilities)
+    return choose_torch(scores, candidates, rule, probabilities)
+
+
+def choose_torch(scores: Tensor, candidates: Candidates, rule: Rule, probabilities: bool) -> Tensor:
+    """`choose` in plain torch."""
+    candidate = candidates.codes != EMPTY
+    scores = scores.nan_to_num(-LARGE).clamp(-LARGE, LARGE)
+    order = scores.masked_fill(~candidate, -torch.inf)
+    if candidates.forced is not None:
+        order = order.masked_fill(candidate & (candidates.forced != 0), torch.inf)
+    order = order.argsort(dim=-1, descending=True, stable=True)
+    count = candidates.low
+    if not rule.fixed:
+        if probabilities:
+            weight = scores.clamp(min=0).masked_fill(~candidate, 0)
+        else:
+            top = scores.masked_fill(~candidate, -LARGE).amax(-1, keepdim=True)
+            weight = (scores - top).exp().masked_fill(~candidate, 0)
+        p = weight / weight.sum(-1, keepdim=True).clamp(min=1e-30)
+        if rule.kind == "mass":
+            count = 1 + (p.gather(-1, order).cumsum(-1) < rule.value).sum(-1, dtype=torch.int32)
+        else:
+            count = (p >= rule.value).sum(-1, dtype=torch.int32)
+        count = count.clamp(candidates.low, candidates.high)
+    place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(-1, order, place)
+    return torch.where(rank < count[..., None], candidates.codes, EMPTY)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -10,8 +10,7 @@ from masks.algebra import Mask
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, choice
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
-from sparseflash.select.base import BlockSelector, selector
-from sparseflash.select.rules import adaptive, budget
+from sparseflash.select.base import BlockSelector, adaptive, budget, selector
 
 POOLS = {  # kinds of the queries' vector and of the keys'
     "mean": (["mean"], ["mean"]),

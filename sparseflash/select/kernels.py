@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
+from sparseflash.select.base import Candidates, Rule
 from sparseflash.select.pool_kernels import pool_blocks
-from sparseflash.select.rules import Candidates, Rule
 
 INF = tl.constexpr(float("inf"))
 LARGE = tl.constexpr(3.0e38)

@@ -21,9 +21,16 @@ from sparseflash.picks.picks import (
     up_to_itself,
     words_of,
 )
-from sparseflash.select.base import OwnRows, Selector, check_slices, selector
+from sparseflash.select.base import (
+    Candidates,
+    OwnRows,
+    Rule,
+    Selector,
+    check_slices,
+    choose,
+    selector,
+)
 from sparseflash.select.blocks import SCORES_AT_ONCE, dot, pool
-from sparseflash.select.rules import Candidates, Rule, choose
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -6,7 +6,7 @@ import torch
 
 import masks
 from sparseflash import select
-from sparseflash.select.rules import Candidates, Rule, choose_torch
+from sparseflash.select.base import Candidates, Rule, choose_torch
 from sparseflash.testing import make_qkv
 from tests.sparseflash.select.oracle import (
     block_selection,

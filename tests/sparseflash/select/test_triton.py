@@ -8,8 +8,8 @@ import masks
 from sparseflash import select
 from sparseflash.dynamic.selection import heads_of, static_selection
 from sparseflash.select import tokens
+from sparseflash.select.base import Rule, candidates_of, choose_torch
 from sparseflash.select.blocks import pool_torch
-from sparseflash.select.rules import Rule, candidates_of, choose_torch
 
 kernels = pytest.importorskip("sparseflash.select.kernels")
 
