@@ -20,13 +20,11 @@ from experiments.common.program import program
 from experiments.common.rows import Rows, origin
 from experiments.lra.objectives import objective_of
 from experiments.lra.settings import Settings
-from experiments.lra.tasks.load import load_task
-from experiments.lra.tasks.task import PATHFINDER, SPLITS
+from experiments.lra.tasks.task import PATHFINDER, SPLITS, load_task
 from experiments.lra.weights import load_model, mask_of
-from experiments.training.data import DeviceSplit
 from experiments.training.device import DTYPES, lacks_memory
 from experiments.training.distributed import Group
-from experiments.training.evaluate import Evaluator
+from experiments.training.evaluate import DeviceSplit, Evaluator
 from experiments.training.run_file import SOURCES, read_settings
 
 TOKENS = 2**16  # of a batch on a CPU, if none is given

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.lm.attention import resolve
-from experiments.lm.model import LanguageModel, shares
+from experiments.lm.model import LanguageModel, resolve, shares
 from experiments.lm.settings import LAYERS, Settings
 from experiments.lm.text import Corpus, load_corpus, refuse_vocabulary
 from experiments.training import train as loop

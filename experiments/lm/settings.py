@@ -8,25 +8,14 @@ from typing import Any
 
 from experiments.common.config import choose, compose, make, option, store
 from experiments.common.files import digest
-from experiments.lm.attention import resolve
+from experiments.lm.model import LEARNED, POSITIONS, Sizes, resolve
 from experiments.training import run_file
 from experiments.training.settings import Training, given_keys, on_device
 from sparseflash.select import Selector
 
-LEARNED, ROTARY = POSITIONS = ("learned", "rotary")
 PROVIDERS = ("sparse", "standard", "sdpa")
 PLANS = ("same", "contexts", "masks", "equal_time")
 LAYERS = "layers"  # of compile: every block by itself
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a model; `vocab` is at least that of the data."""
-
-    layers: int
-    dim: int
-    heads: int
-    vocab: int = 0
 
 
 MODELS = {

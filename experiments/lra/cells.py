@@ -5,11 +5,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from functools import cache
-from statistics import NormalDist, fmean, geometric_mean, median, stdev
+from statistics import fmean, geometric_mean, median, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 from experiments.common.figures import token_text
 from experiments.common.rows import OK
@@ -18,6 +18,8 @@ from experiments.lra.runs import PRETRAINED, Run
 from experiments.lra.settings import TrainOptions
 
 ALONE = "alone"  # the workload of a measured step
+WORK = ("batch", "precision", "layers", "dim", "heads")
+DEFAULTS = asdict(TrainOptions())
 # Settings that runs of one cell may differ in.
 FREE = {each.name for each in fields(TrainOptions) if each.metadata.get("free")}
 FREE |= {"seed", "data_seed", "name", "init_from"}
@@ -146,32 +148,30 @@ def sorted_columns(columns: Iterable[Column]) -> list[Column]:
 
 
 def _timed(row: RowKey, column: Column, runs: Sequence[Run], steps: Steps) -> Steps:
-    """Return the newest measured step on each device of the same work as all runs."""
+    """Return the newest measured step on each device of the same work as all runs: of their batch,
+    model and precision, where these are known.
+    """
     found = {}
     for step in steps:
         option = step["option"] if isinstance(step["option"], str) else ""
         own = step["task"], step["attention"], option, step["length"]
         same = own == (column.task, row.attention, row.mask, column.length)
         if step["status"] == OK and not row.label and same:
-            work = [step[name] for name in ("device", "pair", "batch", "layers", "dim", "heads")]
-            found[(*work, step["precision"])] = step
+            found[step["device"], *(step[name] for name in ("pair", *WORK))] = step
     newest = {step["device"]: step for step in found.values()}
-    return [step for step in newest.values() if all(_same_work(run, step) for run in runs)]
-
-
-def _same_work(run: Run, step: Mapping[str, Any]) -> bool:
-    """Return whether the step is of the run's batch, model and precision, where these are known."""
-    model = run.settings.get("model") or {}
-    known = {name: model.get(name) for name in ("layers", "dim", "heads")}
-    known |= {name: run.settings.get(name) for name in ("batch", "precision")}
-    return all(value in (None, step[name]) for name, value in known.items())
+    known = [{**run.settings, **(run.settings.get("model") or {})} for run in runs]
+    return [
+        step for step in newest.values()
+        if all(each.get(name) in (None, step[name]) for each in known for name in WORK)
+    ]  # fmt: skip
 
 
 def _chosen(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
+    """Return the runs that count, and the others with why they do not."""
     by_settings: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda r: (r.complete, r.date)):
         own = {name: value for name, value in run.settings.items() if name not in FREE}
-        by_settings.setdefault(json.dumps(_changed(own), sort_keys=True), []).append(run)
+        by_settings.setdefault(json.dumps(_changed(own, DEFAULTS), sort_keys=True), []).append(run)
     groups = by_settings.values()
     chosen = max(groups, key=lambda g: (sum(r.complete for r in g), max(r.date for r in g)))
     left_out = [(r, "other settings") for r in runs if r not in chosen]
@@ -184,12 +184,12 @@ def _chosen(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
     return kept, left_out
 
 
-def _changed(settings: Mapping[str, Any], defaults: Any = None) -> dict[str, Any]:
+def _changed(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from their defaults.
 
     Older runs lack the settings that came after them, and null means the default.
     """
-    defaults, found = _defaults() if defaults is None else defaults, {}
+    found = {}
     for name, value in settings.items():
         default = defaults.get(name)
         if isinstance(value, Mapping):
@@ -197,11 +197,6 @@ def _changed(settings: Mapping[str, Any], defaults: Any = None) -> dict[str, Any
         if value not in (None, default):
             found[name] = value
     return found
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    return asdict(TrainOptions())
 
 
 # ---- speed
@@ -249,32 +244,23 @@ class Average(NamedTuple):
 def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | None:
     """Return the mean accuracy over those of the five tasks that the row has, None without any.
 
-    Of several columns of a task, the first one counts that the row has: see `preferred`.
+    Of several columns of a task, the first one counts that the row has: for Text those of the
+    official rule, which chooses the checkpoint on the test split, come first. Then come official
+    data, and then the shortest sequences.
     """
     chosen: dict[str, Cell] = {}
-    for column in preferred(columns):
+    for column in sorted(columns, key=lambda c: (c.held_out, c.source != "official", c.length)):
         cell = cells.get((row, column))
-        if cell is not None and cell.accuracy is not None:
+        if column.task in lra.AVERAGED and cell is not None and cell.accuracy is not None:
             chosen.setdefault(column.task, cell)
     if not chosen:
         return None
-    found = {task: cell.accuracy or 0.0 for task, cell in chosen.items()}
-
-    def paper(tasks: Iterable[str]) -> float | None:
-        values = [lra.PAPER.get((row.attention, task)) for task in tasks]
-        return None if None in values or row.label else fmean(values)  # type: ignore[arg-type]
-
-    return Average(fmean(found.values()), paper(chosen), list(chosen.values()))
-
-
-def preferred(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns of the five tasks, those that count first.
-
-    For Text these are of the official rule, which chooses the checkpoint on the test split. Then
-    come official data, and then the shortest sequences.
-    """
-    found = [column for column in columns if column.task in lra.AVERAGED]
-    return sorted(found, key=lambda c: (c.held_out, c.source != "official", c.length))
+    papers = [lra.PAPER.get((row.attention, task)) for task in chosen]
+    known = [value for value in papers if value is not None]
+    paper = None if row.label or len(known) < len(papers) else fmean(known)
+    return Average(
+        fmean(cell.accuracy or 0.0 for cell in chosen.values()), paper, [*chosen.values()]
+    )
 
 
 def paper_value(row: RowKey, column: Column) -> float | None:
@@ -286,7 +272,6 @@ def paper_value(row: RowKey, column: Column) -> float | None:
 # ---- differences
 
 SEEDS, EXAMPLES = "s", "e"  # what an interval covers
-LEVEL = 0.975  # both sides: 95 %
 
 
 class Difference(NamedTuple):
@@ -340,29 +325,13 @@ def difference(ours: Sequence[Run], others: Sequence[Run]) -> Difference | None:
     total, half = sum(variance for variance, _ in parts), None
     if parts and total:
         freedom = total**2 / sum(variance**2 / count for variance, count in parts)
-        half = student(freedom) * math.sqrt(total)
+        half = _student(freedom) * math.sqrt(total)
         variance, count = max(parts)
         if count == n - 1:
-            half = max(half, student(count) * math.sqrt(variance))
+            half = max(half, _student(count) * math.sqrt(variance))
     return Difference(float(np.mean(deltas)), half if total else 0.0 if parts else None, n, covers)
 
 
-def student(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t, for the degrees of freedom rounded down.
-
-    Exact for 1 and 2, Cornish-Fisher's expansion above; the error is below 0.2 %.
-    """
-    n = max(1, math.floor(freedom + 1e-9))
-    if n == 1:
-        return math.tan(math.pi * (LEVEL - 0.5))
-    if n == 2:
-        return 2 * (LEVEL - 0.5) * math.sqrt(2 / (4 * LEVEL * (1 - LEVEL)))
-    z = NormalDist().inv_cdf(LEVEL)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / n**power for power, term in enumerate(terms))
+def _student(freedom: float) -> float:
+    """Return the 97.5 % quantile of Student's t, for the degrees of freedom rounded down."""
+    return float(stdtrit(max(1, math.floor(freedom + 1e-9)), 0.975))

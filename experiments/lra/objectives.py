@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.lra.settings import Settings
-from experiments.training.data import Batch
 from experiments.training.distributed import Group
-from experiments.training.evaluate import Objective, Sums
+from experiments.training.evaluate import Batch, Objective, Sums
 from sparseflash.dynamic.lengths import real_tokens
 
 

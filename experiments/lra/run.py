@@ -8,14 +8,12 @@ import numpy as np
 from experiments.common.files import pack
 from experiments.lra.objectives import Recorded, objective_of
 from experiments.lra.settings import Settings
-from experiments.lra.tasks.load import load_task
-from experiments.lra.tasks.task import SPLITS, Task
+from experiments.lra.tasks.task import SPLITS, Task, load_task
 from experiments.lra.weights import make_model, mask_of, origin, refuse_other_pairs, start_from
 from experiments.training import train as loop
-from experiments.training.data import DeviceSplit
 from experiments.training.device import DTYPES
 from experiments.training.distributed import Group, join, share
-from experiments.training.evaluate import Evaluator, Objective
+from experiments.training.evaluate import DeviceSplit, Evaluator, Objective
 from experiments.training.run_file import duration
 from experiments.training.state import CHECKPOINT
 from experiments.training.step import Trainer

@@ -12,7 +12,7 @@ import masks
 from experiments.common.config import compose, make, option, store
 from experiments.common.files import digest
 from experiments.lra.models.attention import KINDS
-from experiments.lra.models.config import ModelConfig
+from experiments.lra.models.blocks import ModelConfig
 from experiments.lra.tasks.task import PATHFINDER
 from experiments.training.settings import Training, fill, given_keys, on_device
 

@@ -118,12 +118,12 @@ class Table:
 
     def footnotes(self) -> list[str]:
         """Return the marks, the data in full, cut runs, and what was left out."""
-        shown = [cell for lines in self.sections.values() for line in lines for cell in line]
+        shown = " ".join(
+            cell for lines in self.sections.values() for line in lines for cell in line
+        )
         needs = {"[x]": "[", "(n)": "("}
         found = [
-            f"{mark} {meaning}"
-            for mark, meaning in LEGEND.items()
-            if any(needs.get(mark, mark) in text for text in shown)
+            f"{mark} {text}" for mark, text in LEGEND.items() if needs.get(mark, mark) in shown
         ]
         found += [f"{c.text}: {c.source}" for c in self.columns if "," in c.source]
         cut = [run for cell in self.cells.values() for run in cell.runs if not run.complete]
@@ -162,10 +162,10 @@ def _average_text(found: of.Average | None) -> str:
     if found is None:
         return MISSING
     count, all_tasks = len(found.cells), len(lra.AVERAGED)
-    marks = _marks(all(c.complete for c in found.cells), all(c.tested for c in found.cells))
-    own = f"{found.value:.1f}{marks}"
-    own += f" ({count} of {all_tasks})" if count < all_tasks else ""
-    return own + ("" if found.paper is None else f" [{found.paper:.1f}]")
+    text = f"{found.value:.1f}"
+    text += _marks(all(c.complete for c in found.cells), all(c.tested for c in found.cells))
+    text += f" ({count} of {all_tasks})" if count < all_tasks else ""
+    return text + ("" if found.paper is None else f" [{found.paper:.1f}]")
 
 
 def _marks(complete: bool, tested: bool) -> str:

@@ -31,9 +31,9 @@ from experiments.lra.tasks.task import SPLITS, Split, Task, padded_length
 from experiments.lra.weights import make_model, mask_of
 from experiments.studies import runner
 from experiments.studies.runner import Run, both, choices
-from experiments.training.data import DeviceSplit, seed_everything
 from experiments.training.device import reset_memory
 from experiments.training.distributed import Group
+from experiments.training.evaluate import DeviceSplit, seed_everything
 from experiments.training.step import Trainer
 
 KEY = "task attention option length pair batch layers dim heads precision mode".split()

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from experiments.common.devices import device_name
 from experiments.common.files import reason
-from experiments.training.data import Order
 from experiments.training.device import (
     DTYPES,
     WARM_UP,
@@ -27,7 +26,7 @@ from experiments.training.device import (
     warm_up,
 )
 from experiments.training.distributed import Group
-from experiments.training.evaluate import Objective
+from experiments.training.evaluate import Objective, Order
 from experiments.training.settings import Training
 
 ALIGN = 32  # elements: every parameter starts at a multiple of 128 bytes

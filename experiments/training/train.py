@@ -17,10 +17,9 @@ from experiments.common.devices import device_name
 from experiments.common.provenance import now
 from experiments.training import run_file, state
 from experiments.training.clock import Clock, Interrupted, Stop
-from experiments.training.data import seed_everything
 from experiments.training.device import MIB, peak_mib, reset_memory, same_bits
 from experiments.training.distributed import Group, join
-from experiments.training.evaluate import Objective
+from experiments.training.evaluate import Objective, seed_everything
 from experiments.training.settings import Training
 from experiments.training.step import Trainer, explained_memory, micro_batches
 

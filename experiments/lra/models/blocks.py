@@ -1,4 +1,6 @@
-"""The parts of the encoder: the pre-LN block, the head, the initial weights, and dropout.
+"""The parts of the encoder: its sizes, the pre-LN block, the head, initial weights, and dropout.
+
+The default sizes are those of the Nystromformer authors' PyTorch port (arXiv 2102.03902).
 
 Dropout is by a hash that torch.compile puts into the kernels around it. torch's own takes ten
 rounds of Philox for each entry, more arithmetic than the GELU beside it, and keeps its choices for
@@ -6,14 +8,68 @@ the backward. This one takes a round of two products, and computes it again.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.common.config import check, option
 from experiments.lra.models.attention import Attention
-from experiments.lra.models.config import ModelConfig
 from sparseflash.schedule.blocks import Schedule
+
+SETTINGS = ("nystrom", "google")
+POOLS = ("mean", "mean_tokens", "max", "last", "cls")
+POSITIONS = ("learned", "sinusoidal", "none", "waves")
+
+
+@dataclass
+class ModelConfig:
+    """A pre-LN encoder with a classification head on the pooled states."""
+
+    # "google" is the original benchmark (Tay et al., arXiv 2011.04006)
+    setting: str = option(
+        "nystrom", "initial weights, biases and the head of pairs", choices=SETTINGS
+    )
+    layers: int = option(2, "encoder layers", least=1)
+    dim: int = option(64, "features of a token", least=1)
+    heads: int = option(2, "query heads", least=1)
+    head_dim: int = option(32, "features of a head", least=1)
+    mlp_dim: int = option(128, "features of the feed-forward layers and of the head", least=1)
+    dropout: float = option(0.1, "probability, in training", least=0, below=1)
+    attention_dropout: float = option(
+        0.1, "probability that an attention probability is dropped", least=0, below=1
+    )
+    pool: str = option("mean", "mean counts padding as zeros; cls is a class token", choices=POOLS)
+    positions: str = option("learned", "waves are of rows and columns of images", choices=POSITIONS)
+    rotary: bool = option(False, "rotary embeddings, of rows and columns for images")
+    embedding: str = option(
+        "table", "smooth: near intensities of pixels look alike", choices=("table", "smooth")
+    )
+    embedding_std: float | None = option(
+        None, "of tokens and learned positions at first; null: published", above=0
+    )
+    lm_head: bool = option(False)  # a second head that predicts tokens, for pretrain=
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.rotary and self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim}: rotary takes an even one")
+
+    def refuse_grid(self, images: bool) -> None:
+        """Raise ValueError for what takes images, where there are none, or no class token."""
+        if self.embedding == "smooth" and not images:
+            raise ValueError("embedding=smooth takes images")
+        if self.positions == "waves" and (not images or self.pool == "cls"):
+            raise ValueError("positions=waves takes images and no class token")
+        if self.rotary and images and self.head_dim % 4:
+            raise ValueError(f"head_dim={self.head_dim}: rotary of images takes a multiple of 4")
+
+
+def model_config(**changes: Any) -> ModelConfig:
+    """Return the model of the port, with some fields changed; None changes nothing."""
+    return ModelConfig(**{name: value for name, value in changes.items() if value is not None})
 
 
 class Block(nn.Module):

@@ -11,8 +11,16 @@ from torch import Tensor, nn
 from experiments.lra.models.attention import KINDS, Attention, make_attention
 from experiments.lra.models.attention.base import real_tokens
 from experiments.lra.models.attention.flash import Flash
-from experiments.lra.models.blocks import Block, Dropout, Head, draw_seeds, initialise, norm_eps
-from experiments.lra.models.config import ModelConfig, model_config
+from experiments.lra.models.blocks import (
+    Block,
+    Dropout,
+    Head,
+    ModelConfig,
+    draw_seeds,
+    initialise,
+    model_config,
+    norm_eps,
+)
 from experiments.lra.models.positions import (
     AxialRotary,
     Embedding,

@@ -8,8 +8,15 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
-from experiments.lm.attention import ATTENTIONS, resolve, with_room
-from experiments.lm.model import LanguageModel, document_starts, moba_pairs, shares
+from experiments.lm.model import (
+    ATTENTIONS,
+    LanguageModel,
+    document_starts,
+    moba_pairs,
+    resolve,
+    shares,
+    with_room,
+)
 from experiments.lm.settings import POSITIONS, Sizes
 from sparseflash.select.tokens import TokenSelector
 

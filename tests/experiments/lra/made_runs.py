@@ -53,8 +53,6 @@ def write_run(
         "reason": None,
         "result": None,
     }
-    if more.pop("mask_reconstructed", False):
-        file["mask_reconstructed"] = True
     lines = []
     noise = np.random.default_rng(seed)
     for step in range(0, steps + 1, max(1, steps // 100)):

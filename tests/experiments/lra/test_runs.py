@@ -3,20 +3,14 @@
 import json
 
 import numpy as np
-import pandas as pd
 import pytest
-from matplotlib import pyplot as plt
 
-from experiments.common.figures import MAX_ENTRIES, style
 from experiments.common.files import DamagedFile, pack
-from experiments.lra.cells import RowKey, make_cells
+from experiments.lra.cells import RowKey
 from experiments.lra.curves import (
     draw_all,
-    draw_curves,
-    groups,
     pattern_names,
     row_labels,
-    smoothed,
 )
 from experiments.lra.published import STYLES
 from experiments.lra.runs import POINTS, read_runs, write_archive
@@ -86,11 +80,6 @@ def test_training_curves_are_averaged_in_archives(tmp_path):
 
 
 def test_damaged_files_are_named(tmp_path):
-    for text in ('{"run": "a"}\n', "[1]\n", '{"run": "a", "start": \n'):
-        (tmp_path / "some.jsonl").write_text(text)
-        with pytest.raises(DamagedFile, match=r"some\.jsonl"):
-            read_runs(str(tmp_path / "some.jsonl"))
-    (tmp_path / "some.jsonl").unlink()
     path = write_run(tmp_path, "listops", "standard")
     for name in ("journal.jsonl", "run.json"):
         whole = (path / name).read_text()
@@ -98,6 +87,9 @@ def test_damaged_files_are_named(tmp_path):
         with pytest.raises(DamagedFile, match=str(path)):
             read_runs(str(tmp_path))
         (path / name).write_text(whole)
+    (tmp_path / "some.jsonl").write_text('{"run": "a"}\n')
+    with pytest.raises(DamagedFile, match=r"some\.jsonl"):
+        read_runs(str(tmp_path / "some.jsonl"))
     with pytest.raises(ValueError, match=r"rows\.csv.*\.jsonl"):
         write_archive([], tmp_path / "rows.csv")
 
@@ -105,22 +97,17 @@ def test_damaged_files_are_named(tmp_path):
 # ---- figures
 
 
-def drawn(root, out):
-    paths = draw_all(read_runs(str(root)), out)
-    assert all(path.stat().st_size > 1000 for path in paths)
-    assert {path.suffix for path in paths} == {".png", ".svg"}
-    return {path.stem: path.with_suffix(".svg").read_text() for path in paths}
-
-
 def test_figures_of_each_task_of_pretraining_and_of_accuracy_against_speed(tmp_path):
+    (write_run(tmp_path, "text", "linear", result=False) / "journal.jsonl").write_text("")
+    with pytest.raises(ValueError, match="no run has a measurement yet"):
+        draw_all(read_runs(str(tmp_path)), tmp_path / "plots")
     for name in STYLES:
         write_run(tmp_path, "listops", name, 1)
     write_run(tmp_path, "image", "standard", accuracy=0.6, ms=40.0)
     write_run(tmp_path, "image", "sparse", mask="butterfly", accuracy=0.58, ms=8.0, steps=500)
-    write_run(tmp_path, "image", "sparse", mask="local:256", accuracy=None, ms=7.0)
-    masked = {"pretrain": "masked"}
-    write_run(tmp_path, "image", "flash", folder="pretrained", settings=masked)
-    found = drawn(tmp_path, tmp_path / "plots")
+    write_run(tmp_path, "image", "flash", folder="pre", settings={"pretrain": "masked"})
+    paths = draw_all(read_runs(str(tmp_path)), tmp_path / "plots")
+    found = {path.stem: path.with_suffix(".svg").read_text() for path in paths}
     curves = [f"curves-{x}" for x in ("listops-generated-2k", "image-generated-2k")]
     assert set(found) == {*curves, f"{curves[0]}-2", f"{curves[1]}-pretraining", "accuracy-speed"}
     # many attentions take several figures, with the Transformer in each
@@ -129,57 +116,13 @@ def test_figures_of_each_task_of_pretraining_and_of_accuracy_against_speed(tmp_p
         for name in ("Transformer", "FlashAttention", "Smyrf", "shortcut: root operator")
     ]
     assert shown == [[True, True], [True, False], [False, True], [True, True]]
-    assert "shortcut: majority" in found[curves[1]]  # of classes
     assert "shortcut: majority" not in found[f"{curves[1]}-pretraining"]
-    speed = found["accuracy-speed"]
-    assert "open: cut short" in speed and "training speed-up" in speed
-    assert "butterfly" in speed and "local" not in speed.replace("local attention", "")
-
-
-@pytest.mark.parametrize(
-    ("ms", "end", "unit"), [(100.0, 100, "s"), (600.0, 10, "min"), (9e3, 2.5, "h")]
-)
-def test_axes_have_percent_and_the_unit_of_a_time_as_long(tmp_path, ms, end, unit):
-    write_run(tmp_path, "listops", "standard", ms=ms)
-    ((_, cell),) = make_cells(read_runs(str(tmp_path)))[0].items()
-    with style():
-        figure = draw_curves("", {"one": (cell, STYLES["flash"])})
-    found = [axes.lines[1].get_xydata()[-1] for axes in figure.axes]  # of the validation
-    share = 0.4 * (1 - np.exp(-4))
-    y = 100 * share, 2.3 * (1 - share)
-    assert np.concatenate(found) == pytest.approx([1000, y[0], end, y[0], 1000, y[1], end, y[1]])
-    assert figure.axes[3].get_xlabel() == f"wall time ({unit})"
-    plt.close(figure)
-
-
-def test_groups_fit_a_legend_and_leave_nothing_out():
-    for count in range(1, 30):
-        found = groups(list(range(count)), other_entries=2)
-        assert all(len(part) + 2 <= MAX_ENTRIES and part[0] == 0 for part in found), count
-        assert [item for part in found for item in part[1:]] == list(range(1, count)), count
 
 
 def test_names_of_rows_leave_out_what_all_share():
     mask = "(butterfly:64|local:64>>snap:64)|global:1"
     assert pattern_names(mask) == "butterfly + local + global"
-    assert pattern_names("block_diagonal(256)") == "block diagonal"
     google = [RowKey("flash", "", "google"), RowKey("sparse", mask, "google")]
     assert list(row_labels(google).values()) == ["FlashAttention", "block-sparse"]
-    path = [RowKey("sparse", mask, "row, contour 9"), RowKey("sparse", mask, "row")]
-    assert list(row_labels(path).values()) == ["contour 9", "contour 14"]
     masks = [RowKey("sparse", text, "") for text in ("", "local:64", "local:128", "strided:4")]
     assert len(set(row_labels(masks).values())) == 4
-    assert row_labels(masks)[masks[3]] == "block-sparse, strided"
-
-
-def test_a_run_that_has_just_begun_is_refused(tmp_path):
-    (write_run(tmp_path, "text", "linear", result=False) / "journal.jsonl").write_text("")
-    with pytest.raises(ValueError, match="no run has a measurement yet"):
-        draw_all(read_runs(str(tmp_path)), tmp_path / "plots")
-    assert not (tmp_path / "plots").exists()
-
-
-def test_smoothing_averages_and_keeps_the_ends():
-    y = pd.Series([0.0, 3.0, 0.0, 3.0, 9.0])
-    np.testing.assert_allclose(smoothed(y, 0.4), [1.5, 1.0, 2.0, 4.0, 6.0])
-    np.testing.assert_array_equal(smoothed(y, 0.0), y)

@@ -8,7 +8,7 @@ import torch
 
 from experiments.common.rows import OK, Found, frame
 from experiments.lra import published as lra
-from experiments.lra.tasks.load import loader
+from experiments.lra.tasks.task import loader
 from experiments.studies.lra_speed import (
     IMDB,
     SHAPES,

@@ -13,8 +13,8 @@ from experiments.lra.models.attention.flash import Flash
 from experiments.lra.models.classifier import Classifier, model_config
 from experiments.lra.objectives import classify
 from experiments.lra.tasks.task import Split
-from experiments.training.data import DeviceSplit
 from experiments.training.distributed import Group
+from experiments.training.evaluate import DeviceSplit
 from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import settings
 

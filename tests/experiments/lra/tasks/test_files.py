@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.lra.tasks import files
-from experiments.lra.tasks.load import load_task
+from experiments.lra.tasks.task import load_task
 from tests.experiments.lra.training.cases import Trained
 
 EACH = 20  # files of a label

@@ -10,7 +10,7 @@ import pytest
 
 import masks
 from experiments.lra.tasks import image
-from experiments.lra.tasks.load import load_task
+from experiments.lra.tasks.task import load_task
 
 
 @pytest.fixture

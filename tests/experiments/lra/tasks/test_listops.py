@@ -9,8 +9,7 @@ import pytest
 
 from experiments.lra.tasks import listops
 from experiments.lra.tasks.listops import TOKENS, depth_of, evaluate, generate
-from experiments.lra.tasks.load import load_task
-from experiments.lra.tasks.task import Split, best_constant
+from experiments.lra.tasks.task import Split, best_constant, load_task
 
 # Of 100,000 trees of LRA's own recursion, with the error of that sample left out.
 LABELS = [17.2, 9.2, 7.6, 8.0, 9.0, 8.7, 7.7, 7.4, 8.4, 17.0]

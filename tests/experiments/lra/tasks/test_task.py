@@ -5,15 +5,16 @@ import pytest
 
 import masks
 from experiments.lra.tasks import task as cache
-from experiments.lra.tasks.load import TASKS, load_task
-from experiments.lra.tasks.load import task as register
 from experiments.lra.tasks.task import (
+    TASKS,
     Split,
     Task,
     best_constant,
     find,
+    load_task,
     pixel_order,
 )
+from experiments.lra.tasks.task import task as register
 
 
 def split(n=4, length=8, **changes):
@@ -48,7 +49,7 @@ def test_a_split_that_does_not_fit_is_refused(val, message):
 
 
 def test_a_task_of_ones_own_is_registered(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.lra.tasks.load.TASKS", {**TASKS})
+    monkeypatch.setattr("experiments.lra.tasks.task.TASKS", {**TASKS})
 
     @register("mine")
     def load(data_dir, *, cache_dir, seed=0, size=8):

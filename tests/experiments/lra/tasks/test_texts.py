@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.lra.tasks.imdb_same_movie import LEAST
-from experiments.lra.tasks.load import load_task
-from experiments.lra.tasks.text import reviews
+from experiments.lra.tasks.task import load_task
+from experiments.lra.tasks.texts import LEAST, reviews
 
 MOVIES = 20  # of a half, the last of which has too few reviews
 

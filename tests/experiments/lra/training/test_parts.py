@@ -1,7 +1,6 @@
 """The parts of training: flat AdamW, schedules, order, checkpoint, journal."""
 
 import json
-import os
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -16,9 +15,8 @@ from experiments.lra.objectives import Predict, classify
 from experiments.lra.run import fingerprint
 from experiments.lra.tasks.task import Split, Task
 from experiments.training import state as checkpoint
-from experiments.training.data import DeviceSplit, Order
 from experiments.training.distributed import Group
-from experiments.training.evaluate import Evaluator
+from experiments.training.evaluate import DeviceSplit, Evaluator, Order
 from experiments.training.run_file import Log
 from experiments.training.step import (
     AHEAD,
@@ -146,6 +144,13 @@ def split(n=11, length=6, classes=3):
     return Split(tokens, rng.integers(0, classes, n), np.full(n, length, np.int32))
 
 
+def evaluator(model, data, batch):
+    group = Group(0, 1, CPU)
+    return Evaluator(
+        model, DeviceSplit(data, CPU), classify, group, batch=batch, dtype=torch.float32
+    )
+
+
 class Counting(nn.Module):
     """Logits from counts of tokens; notes how it is called."""
 
@@ -163,11 +168,8 @@ class Counting(nn.Module):
 def test_evaluation_counts_every_example_once(batch):
     torch.manual_seed(0)
     data, model = split(), Counting().train()
-    evaluate = Evaluator(
-        model, DeviceSplit(data, CPU), classify, Group(0, 1, CPU), batch=batch, dtype=torch.float32
-    )
     before = torch.get_rng_state()
-    found = evaluate()
+    found = evaluator(model, data, batch=batch)()
     assert torch.equal(torch.get_rng_state(), before) and model.training
     with torch.no_grad():
         logits = model.eval()(torch.from_numpy(data.tokens), None)
@@ -177,19 +179,14 @@ def test_evaluation_counts_every_example_once(batch):
     assert found["accuracy"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
 
 
-class Drawing(nn.Module):
-    """Random answers, as of hashes that are drawn at every call."""
-
-    def forward(self, tokens, lengths):
-        return torch.rand(len(tokens), 3)
-
-
 def test_evaluations_draw_the_same_wherever_training_is():
-    group = Group(0, 1, CPU)
-    evaluate = Evaluator(
-        Drawing(), DeviceSplit(split(200), CPU), classify, group, batch=7, dtype=torch.float32
-    )
-    found = []
+    """As of hashes that are drawn at every call."""
+
+    class Drawing(nn.Module):
+        def forward(self, tokens, lengths):
+            return torch.rand(len(tokens), 3)
+
+    evaluate, found = evaluator(Drawing(), split(200), batch=7), []
     for seed in range(3):
         torch.manual_seed(seed)
         found.append(evaluate())
@@ -197,19 +194,28 @@ def test_evaluations_draw_the_same_wherever_training_is():
 
 
 def test_evaluation_of_some_draws_them_once():
-    def evaluator(rank, world):
-        group = Group(rank, world, CPU)
-        data = DeviceSplit(split(20), CPU)
-        return Evaluator(
-            Counting(), data, classify, group, batch=3, dtype=torch.float32, examples=9
-        )
+    """The same ones in any number of processes, and not the first."""
+    data = split(20)
+    data.labels[:] = np.arange(20)
 
-    def rows(e):
-        return e._rows.flatten()[e._weights.flatten() > 0].tolist()
+    class Alone(Group):
+        def sum(self, tensor):
+            return tensor
 
-    alone = rows(evaluator(0, 1))
-    assert len(set(alone)) == 9 and alone != sorted(alone)
-    assert sorted(rows(evaluator(0, 2)) + rows(evaluator(1, 2))) == sorted(alone)
+    def drawn(world):
+        found = []
+
+        def note(model, batch, weights):
+            found.extend(batch[2][weights > 0].tolist())
+            return torch.zeros(()), torch.zeros(()), weights.sum()
+
+        for rank in range(world):
+            given = nn.Identity(), DeviceSplit(data, CPU), note, Alone(rank, world, CPU)
+            Evaluator(*given, batch=3, dtype=torch.float32, examples=9)()
+        return sorted(found)
+
+    alone = drawn(1)
+    assert len(set(alone)) == 9 and alone != list(range(9)) and drawn(2) == alone
 
 
 def predictor(pair: bool, calls: list) -> Classifier:
@@ -304,39 +310,14 @@ def test_a_checkpoint_has_the_sums_of_all_processes():
 
 
 def test_fingerprint_sees_labels_and_tokens():
-    def task(**changes):
+    found = set()
+    for name, value in (("labels", 0), ("labels", 1), ("tokens", 0), ("tokens", 1)):
         data = split(300)
-        for name, value in changes.items():
-            getattr(data, name)[0] = value
+        data.tokens[0], data.labels[0] = 4, 2
+        getattr(data, name)[0] = value
         splits = dict.fromkeys(("train", "val", "test"), data)
-        return Task("text", "official", 3, 5, splits)
-
-    assert fingerprint(task()) == fingerprint(task())
-    assert len({fingerprint(task()), fingerprint(task(labels=2)), fingerprint(task(tokens=4))}) > 1
-    assert fingerprint(task(labels=0)) != fingerprint(task(labels=1))
-    assert fingerprint(task(tokens=0)) != fingerprint(task(tokens=1))
-
-
-def test_a_checkpoint_is_whole_or_as_it_was(tmp_path, monkeypatch):
-    path = tmp_path / "checkpoint.pt"
-    checkpoint.save(path, {"step": 1, "x": torch.arange(3)})
-    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "no space left")))
-    with pytest.raises(ValueError, match=r"cannot write .*no space left.*free some space"):
-        checkpoint.save(path, {"step": 2})
-    assert checkpoint.load(path)["step"] == 1
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_broken_checkpoint_says_so(tmp_path):
-    path = tmp_path / "checkpoint.pt"
-    checkpoint.save(path, {"x": torch.arange(1000)})
-    for data in (b"", b"junk", path.read_bytes()[:900]):
-        path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"checkpoint.pt is not a checkpoint.*: delete it to"):
-            checkpoint.load(path)
-    torch.save({"other": 1}, path)
-    with pytest.raises(ValueError, match="not a checkpoint of this version"):
-        checkpoint.load(path)
+        found |= {fingerprint(Task("text", "official", 3, 5, splits)) for _ in range(2)}
+    assert len(found) == 4
 
 
 def test_a_folder_is_for_one_process(tmp_path):

@@ -16,10 +16,11 @@ from experiments.evaluate import evaluate_run
 from experiments.lra import run as lra_run
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.models.attention.flash import default_mask
-from experiments.lra.tasks import pathfinder
+from experiments.lra.settings import Settings
 from experiments.lra.tasks.task import pixel_order
 from experiments.training import state as checkpoint
 from experiments.training.evaluate import Evaluator
+from experiments.training.run_file import read_settings
 from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import TASKS, assert_same, settings, train
 
@@ -72,10 +73,7 @@ def test_what_a_run_leaves_behind(ran):
     assert (result["complete"], result["reason"], result["steps"]) == (True, None, 5)
     assert result["task"]["name"] == "listops" and result["task"]["length"] == 64
     assert result["settings"]["mask"] == result["mask"] == "local:16"
-    (session,) = result["sessions"]
-    assert session["processes"] == 1 and session["step"] == 0
-    known = {"torch", "triton", "source", "commit", "dropout", "dropout_hidden"}
-    assert session["versions"].keys() == known
+    assert {"torch", "triton", "source", "commit"} <= result["sessions"][0]["versions"].keys()
     assert result["seconds"] > 0 and result["ms_per_step"] > 0 and result["memory_mib"] > 1
 
 
@@ -90,13 +88,7 @@ def test_the_default_mask_is_resolved(ran):
     assert dense["mask"] is None and dense["density"] is None
 
 
-def test_a_complete_run_is_left_alone(ran, monkeypatch):
-    first = ran(name="done").file
-    monkeypatch.setattr(lra_run, "load_task", None)
-    assert ran(name="done").file == first
-
-
-def test_the_best_weights_are_kept_and_tested(ran):
+def test_the_best_weights_are_kept_and_tested(ran, monkeypatch):
     run = ran(name="best", steps=8, lr=0.3)
     vals = {x["step"]: x["accuracy"] for x in run.journal if x["kind"] == "val"}
     best = max(vals, key=vals.__getitem__)  # the first of equals
@@ -104,15 +96,10 @@ def test_the_best_weights_are_kept_and_tested(ran):
     weights = checkpoint.load(run.folder / "weights.pt")
     assert run.result["best_step"] == run.state["best"]["step"] == weights["step"] == best
     assert_same(weights["model"], run.state["best"]["model"])
-    found = evaluate_run(run.folder, run_settings(run), torch.device("cpu"))
+    found = evaluate_run(run.folder, read_settings(run.folder, Settings), torch.device("cpu"))
     assert found["accuracy"] == pytest.approx(run.result["accuracy"], abs=1e-6)
-
-
-def run_settings(run):
-    from experiments.lra.settings import Settings
-    from experiments.training.run_file import read_settings
-
-    return read_settings(run.folder, Settings)
+    monkeypatch.setattr(lra_run, "load_task", None)  # a complete run is left alone
+    assert ran(name="best", steps=8, lr=0.3).file == run.file
 
 
 def test_pieces_of_a_batch_give_the_same_result(ran):
@@ -145,14 +132,9 @@ def test_a_goal_that_is_reached_exactly_ends_the_run_for_good(ran):
     assert ran(**changes).result["steps"] == 2
 
 
-def test_weights_need_not_be_kept(ran):
+def test_weights_need_not_be_kept(ran, place, tmp_path):
     run = ran(name="lean", keep="false")
-    assert run.result["complete"]
-    assert not list(run.folder.glob("*.pt"))
-    assert ran(name="lean", keep="false").result["date"] == run.result["date"]
-
-
-def test_data_alone(place, tmp_path):
+    assert run.result["complete"] and not list(run.folder.glob("*.pt"))
     changes = {"cache_dir": tmp_path / "cache", "runs": tmp_path / "runs"}
     assert train(place, "listops", data_only=True, **changes) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
@@ -238,29 +220,23 @@ def refuse(place, words, *names, **changes):
 
 
 def test_refusals(place):
-    refuse(place, "soft", attention__name="soft", name="new")
     refuse(place, "rank", name="new", **{"+attention__rank": 3})
-    refuse(place, "no aclImdb in .*nowhere", "text", data_dir="nowhere", name="new")
     refuse(place, "listops-1000.*task.generate=true", task__generate="false", name="new")
     refuse(place, "init_from=nowhere: no weights there", init_from="nowhere", name="new")
     path = place / "kept.pt"
-    path.write_bytes(b"junk")
-    refuse(place, f"{path} is not a checkpoint", init_from=path, name="new")
     checkpoint.save(path, {"model": {}})
     refuse(place, f"{path} has no step, best, about", init_from=path, name="new")
 
 
 def test_other_settings_in_the_same_folder(place, ran):
     folder = ran(name="taken").folder
-    refuse(place, "steps 4 -> 6.*name=", name="taken", steps=6)
-    refuse(place, r"model\.layers 1 -> 3", name="taken", model__layers=3)
+    refuse(place, r"model\.layers 1 -> 3.*name=", name="taken", model__layers=3)
     run = json.loads((folder / "run.json").read_text())
     del run["settings"]["init_head"]  # as before there was such a setting
     (folder / "run.json").write_text(json.dumps(run))
     assert ran(name="taken").result["complete"]
-    for text in ("{", "[]", "{}"):
-        (folder / "run.json").write_text(text)
-        refuse(place, "run.json .*: delete it to recreate it", name="taken")
+    (folder / "run.json").write_text("{}")
+    refuse(place, "run.json .*: delete it to recreate it", name="taken")
 
 
 def test_other_data_in_the_same_folder(place, killed):
@@ -273,8 +249,6 @@ def test_other_data_in_the_same_folder(place, killed):
     state["model"]["cls"] = torch.zeros(3)
     checkpoint.save(path, state)
     refuse(place, rf"{path} does not fit this model \(cls is \(3,\) there, missing", name="data")
-    checkpoint.save(path, {"step": 1})
-    refuse(place, "has no model, optimizer, .*: delete it to start over", name="data")
 
 
 @pytest.mark.usefixtures("own_patterns")
@@ -300,55 +274,31 @@ def test_a_pattern_that_changed_in_the_same_folder(place, killed):
         evaluate_run(run.folder, run, torch.device("cpu"))
 
 
-def test_images_of_another_version_in_the_same_folder(place, killed, monkeypatch):
-    killed("pathfinder32", name="images")
-    monkeypatch.setattr(pathfinder, "IMAGES", pathfinder.IMAGES + 1)
-    words = rf"other data than pathfinder32 \(generated v{pathfinder.IMAGES}\)"
-    refuse(place, words, "pathfinder32", name="images")
-
-
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(),
-              RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling")],
-)  # fmt: skip
-def test_a_batch_too_large_says_what_to_do(place, monkeypatch, error):
+def test_a_batch_too_large_says_what_to_do(place, monkeypatch):
     def fails(trainer):
-        raise error
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling")
 
     monkeypatch.setattr(Trainer, "_body", fails)
     refuse(place, "4 examples of 64 tokens at a time.*: micro_batch=2", name="new")
     refuse(place, "1 examples of .*a smaller model", name="new", micro_batch=1)
 
 
-def compile_by(call, monkeypatch):
-    """Lets runs on the CPU, which are not compiled, be compiled to call(model, *arguments)."""
-    prepare = Trainer.prepare
-    monkeypatch.setattr(Trainer, "prepare", lambda t, **o: prepare(t, **o | {"compile": True}))
-    monkeypatch.setattr(torch, "compile", lambda model, **options: partial(call, model))
-
-
-def test_a_compiled_run_trains_validates_and_tests_compiled(ran, monkeypatch):
-    plain, calls = ran(name="plain"), []
+def test_a_compiled_run_trains_validates_and_tests_compiled(ran, place, monkeypatch):
+    """Lets runs on the CPU, which are not compiled, be compiled to a call of the model."""
+    plain, calls, prepare = ran(name="plain"), [], Trainer.prepare
 
     def call(model, *arguments):
         calls.append(model.training)
         return model(*arguments)
 
-    compile_by(call, monkeypatch)
+    monkeypatch.setattr(Trainer, "prepare", lambda t, **o: prepare(t, **o | {"compile": True}))
+    monkeypatch.setattr(torch, "compile", lambda model, **options: partial(call, model))
     compiled = ran(name="compiled")
     assert calls.count(True) == 1 + 4  # the first step runs twice
     assert calls.count(False) == 2 * 2 + 2  # validations and test, of two batches each
     assert compiled.result["loss"] == plain.result["loss"]
-
-
-def test_a_run_that_torch_compile_cannot_compile_does_not_start(place, monkeypatch):
-    """Training at less than half the speed is not what was asked for."""
-
-    def call(model, *arguments):
-        raise RuntimeError("Triton has no such type\nand more")
-
-    compile_by(call, monkeypatch)
-    refuse(place, r"torch\.compile fails .*no such type\): compile=false", name="new")
+    monkeypatch.setattr(torch, "compile", lambda model, **options: partial(int, "no such type"))
+    refuse(place, r"torch\.compile fails .*no such type.*: compile=false", name="new")
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(place):

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
 import experiments.conf
-from experiments.common.config import words
+from experiments.common.config import help_rows, words
 from experiments.lra.models.attention import KINDS
-from experiments.lra.settings import make_settings
-from experiments.lra.tasks.load import TASKS
-from experiments.training.step import learning_rates
+from experiments.lra.settings import TrainOptions, make_settings
+from experiments.lra.tasks.task import TASKS
 from tests.experiments.lra.training.cases import overrides
 from tests.processes import ROOT
 
@@ -30,54 +28,29 @@ def settings(*given):
         return make_settings(compose("train", list(given)), list(given))
 
 
-def test_every_task_and_attention_has_a_config():
+def test_recipes_have_settings_for_tasks():
+    """Each recipe for some tasks, and for those that it does not name; each task with one."""
     assert CHOICES["attention"] == sorted(KINDS)
     assert {*CHOICES["task"]} == {*TASKS, "text4k", "text_held_out"}
-
-
-def test_recipes_have_settings_for_tasks():
-    """Each recipe for some tasks, and each task with some recipe."""
-    tasks = CHOICES["task"]
-    for number, task in enumerate(tasks):
+    for number, task in enumerate(CHOICES["task"]):
         recipe = CHOICES["recipe"][number % len(CHOICES["recipe"])]
         given = [f"task={task}", f"recipe={recipe}"]
-        with initialize_config_module("experiments.conf", version_base="1.3"):
-            config = compose("train", given)
-        full, small = (
-            make_settings(OmegaConf.merge(config, {"scale": scale}), [*given, f"scale={scale}"])
-            for scale in ("full", "small")
-        )
+        full, small = (settings(*given, f"scale={scale}") for scale in ("full", "small"))
         assert not full.scaled and full.eval_every <= full.steps, given
         assert small.steps < full.steps and small.batch <= full.batch, given
         assert small.folder != full.folder and small.identity() != full.identity(), given
+        other = settings("task=listops", "task.name=mine", f"recipe={recipe}", "scale=full")
+        assert other.batch == 32
 
 
-def test_a_recipe_has_settings_for_tasks_that_it_does_not_name():
-    for recipe, batch in {"nystrom": 32, "google": 32, "spt": 32, "fly": 32}.items():
-        given = "task=listops", "task.name=mine", f"recipe={recipe}", "scale=full"
-        assert settings(*given).batch == batch
-
-
-def test_peak_rates_of_the_google_recipes():
-    full = settings("task=listops", "recipe=google", "scale=full")
-    rates = learning_rates(full.schedule, full.lr, full.warmup, full.steps)
-    assert rates.max().item() == pytest.approx(1.58e-3, rel=0.01)
-
-
-def test_small_is_for_a_cpu_and_leaves_what_is_given(monkeypatch):
+def test_small_is_for_a_cpu_and_what_is_given_comes_before_it_and_the_recipe(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     auto = settings("task=listops", "steps=77", "task.max_length=300")
     assert auto.scale == "small" and auto.precision == "fp32" and not auto.graph
     assert auto.steps == 77 and auto.task["max_length"] == 300 and auto.task["generate"]
     assert auto.scaled["task.generate"] == [False, True]
-    assert auto.scaled["lr"][0] == 1e-4
-    full = settings("task=listops", "scale=full")
-    assert full.task["generate"] is False and not full.scaled
-
-
-def test_what_is_given_comes_before_the_recipe():
     given = settings("task=image", "recipe=google", "scale=full", "lr=3", "model.dim=16")
-    assert (given.lr, given.model.dim) == (3, 16)
+    assert (given.lr, given.model.dim) == (3, 16) and not given.scaled
     assert (given.batch, given.model.layers, given.model.setting) == (256, 1, "google")
 
 
@@ -85,11 +58,9 @@ def test_folders_tell_runs_apart():
     def folder(*given):
         return settings("task=image", "scale=full", *given).folder.as_posix()
 
-    assert folder("attention=local") == "runs/train/image/local/seed0"
     assert folder("attention=local", "seed=3", "name=try") == "runs/train/image/local-try/seed3"
     assert folder("attention=reformer", "attention.scale=1").endswith("/reformer-scale-1/seed0")
-    black = folder("attention=linear", "task.pad_black=true")
-    assert black == "runs/train/image/linear-black-padding/seed0"
+    assert "/linear-black-padding/" in folder("attention=linear", "task.pad_black=true")
     masked = folder("mask=local:256+butterfly")
     assert masked.startswith("runs/train/image/sparse-local-256-butterfly-")
     assert folder("mask=local:256*butterfly") != masked
@@ -109,41 +80,28 @@ def test_the_identity_is_what_changes_the_result():
 
 REFUSED = {
     "steps=-1": "steps=-1: .*at least 0",
-    "steps=1.5": "steps=1.5: .*Integer",
-    "compile=no": None,  # Hydra's word for false
     "model.layers=x": "model.layers=x: .*Integer",
-    "model.dropout=1": "dropout=1.0: .*below 1",
     "model.positions=waves": "positions=waves takes images",
     "model.layer=3": "model.layer.*did you mean model.layers",
     "betas=[0.9,2]": r"betas=\[0.9, 2.0\]: .*below 1",
-    "lr=0": "lr=0.0: .*above 0",
     "scale=smal": r"scale='smal': choose from .*\(did you mean small\?\)",
     "init_head=fresh": "init_head=fresh needs init_from=FOLDER",
     "micro_batch=7": "micro_batch=7 does not divide batch=",
-    "device=tpu": "device='tpu': choose from cpu, cuda",
     "mask=loca:256": "loca.*local",
     "task=chess": "task/chess",
+    "attention=linear mask=local:9": "mask=local:9 is for attention=sparse; linear takes none",
 }
 
 
-def test_bad_values_are_refused_in_one_line_that_names_them(monkeypatch):
-    from experiments.common.config import help_rows
-    from experiments.lra.settings import TrainOptions
-
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def test_bad_values_are_refused_in_one_line_that_names_them():
     known = [text.partition("=")[0] for text, _ in help_rows(TrainOptions)]
     for given, expected in REFUSED.items():
-        if expected is None:
-            assert settings(given)
-            continue
         with pytest.raises((ValueError, HydraException)) as caught:
-            settings("task=listops", given)
+            settings("task=listops", "device=cpu", *given.split())
         error = caught.value
         text = words(error, known) if isinstance(error, HydraException) else str(error)
         assert re.search(expected, text), (given, text)
         assert "\n" not in text or "mask" in given, text  # a mask shows the place
-    with pytest.raises(ValueError, match="mask=local:9 is for attention=sparse; linear takes none"):
-        settings("attention=linear", "mask=local:9")
 
 
 def test_help_describes_every_option_and_is_quick():
@@ -167,7 +125,7 @@ MINE = {
 import numpy as np
 from experiments.lra.models.attention.base import Attention
 from experiments.lra.models.attention.base import register
-from experiments.lra.tasks.load import task
+from experiments.lra.tasks.task import task
 from experiments.lra.tasks.task import Split, Task
 
 @register("mine", label="mine", style=("#000000", "o", "-"))
