@@ -19,31 +19,22 @@ from experiments.training import state as checkpoint
 from tests.full_disk import full_disk
 
 
-def test_tensors_that_do_not_fit_the_disk_leave_the_old_file_and_say_so(tmp_path):
+def test_what_does_not_fit_the_disk_leaves_the_old_file_and_says_so(tmp_path):
     """torch.save hides what the system says behind an error of its own."""
-    path, tensor = tmp_path / "some.pt", torch.zeros(2**16)
+    path, tensor = tmp_path / "some.png", torch.zeros(2**16)
     path.write_bytes(b"old")
-    with (
-        full_disk(2**16),
-        pytest.raises(ValueError, match=r"cannot write .*File too large.*with runs="),
+    for write in (
+        lambda: write_whole(path, lambda file: torch.save(tensor, file), "plots"),
+        lambda: save(plt.figure(), tmp_path / "some", option="plots"),
     ):
-        write_whole(path, lambda file: torch.save(tensor, file), "runs")
-    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
-
-
-def test_a_figure_that_does_not_fit_the_disk_leaves_the_old_one(tmp_path):
-    path = tmp_path / "some.png"
-    path.write_bytes(b"old")
-    figure = plt.figure()
-    with full_disk(100), pytest.raises(ValueError, match=r"cannot write .*some\.png.*with plots="):
-        save(figure, tmp_path / "some", option="plots")
-    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
-
-
-def test_a_place_below_a_file_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot write .*file/new .*another place with out="):
-        write_whole(tmp_path / "file" / "new", lambda file: None, "out")
+        with (
+            full_disk(100),
+            pytest.raises(ValueError, match=r"cannot write .*File too.*with plots="),
+        ):
+            write()
+        assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
+    with pytest.raises(ValueError, match=r"cannot write .*png/new .*another place with out="):
+        write_whole(path / "new", lambda file: None, "out")
 
 
 # ---- reading

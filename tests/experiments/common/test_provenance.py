@@ -41,13 +41,9 @@ def clear():
 def test_a_changed_file_has_another_digest_and_no_commit(repository):
     before = provenance.source_digest("masks")
     published = repository / "docs" / "speed.jsonl"
-    (repository / "masks" / "notes.txt").write_text("not code")
-    clear()
-    assert provenance.source_digest("masks") == before and len(before) == 12
-    (repository / "masks" / "notes.txt").unlink()
     published.write_text("a row\n")  # results alone do not make the code changed
     clear()
-    assert not provenance.commit().endswith("+changes")
+    assert provenance.source_digest("masks") == before and len(before) == 12
     provenance.check_published(published)
     change(repository, "a = 2\n")
     assert provenance.source_digest("masks") != before
@@ -85,12 +81,3 @@ def test_a_copy_without_git_names_its_commit(folder, monkeypatch):
     clear()
     provenance.check_published(folder / "docs" / "speed.jsonl")
     assert provenance.origin("cpu", "python", ("masks",))["commit"] == "abc"
-
-
-def test_the_commit_of_another_project_is_none_of_ours(repository, monkeypatch):
-    """A package may be installed in a folder of somebody's repository."""
-    installed = repository / "environment"
-    (installed / "masks").mkdir(parents=True)
-    monkeypatch.setattr(provenance, "ROOT", installed)
-    clear()
-    assert provenance.commit() == ""

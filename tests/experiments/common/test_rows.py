@@ -5,8 +5,7 @@ import multiprocessing
 
 import pytest
 
-from experiments.common import provenance
-from experiments.common.rows import Rows, frame, last_versions, origin, read
+from experiments.common.rows import Rows, frame, last_versions, read
 from experiments.common.tables import MISSING, aligned, markdown, mean_std, pivot, short
 
 KEY = ("name", "n", "round")
@@ -62,45 +61,18 @@ def test_several_processes_write_to_one_file(tmp_path):
     assert all(r["text"] == r["name"] * 9000 for r in found)
 
 
-def test_fresh_rows_get_a_file_of_their_own(tmp_path):
+def test_other_places_are_refused_and_fresh_rows_get_a_file_of_their_own(tmp_path):
     path = tmp_path / "rows.jsonl"
     names = [Rows(path, KEY, fresh=True).path.name for _ in range(3)]
     assert names == ["rows.jsonl", "rows-2.jsonl", "rows-3.jsonl"]
-
-
-@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl.gz", "file/rows.jsonl"])
-def test_another_place_is_refused(tmp_path, name):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=f"rows=.*{name}"):
-        Rows(tmp_path / name, KEY)
-    assert not (tmp_path / name).exists()
-
-
-def test_a_damaged_line_is_named(tmp_path):
-    path = tmp_path / "rows.jsonl"
+    for name in ("rows.csv", "rows.jsonl.gz", "rows.jsonl/rows.jsonl"):
+        with pytest.raises(ValueError, match=f"rows=.*{name}"):
+            Rows(tmp_path / name, KEY)
     path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
     with pytest.raises(ValueError, match="line 2"):
         read(path)
     with pytest.raises(ValueError, match=r"missing\.jsonl.*python -m x"):
         read(tmp_path / "missing.jsonl", "python -m x")
-
-
-def test_published_rows_need_a_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    path = tmp_path / "docs" / "rows.jsonl"
-    for commit in ("", "0123456" + provenance.CHANGES):
-        monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
-        with pytest.raises(ValueError, match="commit"):
-            Rows(path, KEY)
-        assert Rows(path, KEY, allow_changes=True).rows == []
-    monkeypatch.setattr(provenance, "commit", lambda: "0123456")
-    Rows(path, KEY)
-
-
-def test_the_origin_says_where_a_row_comes_from():
-    about = origin("cpu", "python -m x")
-    assert about["command"] == "python -m x" and about["torch"] and len(about["source"]) == 12
-    assert "threads" in about["device"] and "gpu" not in about
 
 
 def test_the_last_versions_of_what_was_measured_stay():

@@ -1,4 +1,4 @@
-"""Options of programs, and work in threads and processes."""
+"""Devices, and work in threads and processes."""
 
 import os
 import signal
@@ -8,26 +8,8 @@ import time
 import pytest
 import torch
 
-from experiments.common.config import as_list, choose, whole_number
 from experiments.common.devices import device_name, find_device
-from experiments.common.work import processes, progress, threads
-
-
-def test_numbers():
-    whole_number("n", 1)
-    for value in (0, 1.5, "3", True, None):
-        with pytest.raises(ValueError, match=r"n=.*: give a whole number, at least 1"):
-            whole_number("n", value)
-
-
-def test_choices():
-    choose("dtype", "float16", ["float16"])
-    with pytest.raises(ValueError, match=r"dtype='float61': choose from float16, int8 \(did you"):
-        choose("dtype", "float61", ["float16", "int8"])
-
-
-def test_one_or_a_list():
-    assert (as_list(None), as_list(3), as_list("ab"), as_list([1])) == ([], [3], ["ab"], [1])
+from experiments.common.work import processes, threads
 
 
 def test_devices(monkeypatch):
@@ -82,8 +64,3 @@ def test_what_has_not_begun_is_dropped_after_an_error():
         threading.Timer(0.2, go.set).start()
         raise KeyboardInterrupt
     assert len(began) == 2
-
-
-def test_progress_yields_all_items():
-    for count in range(3):
-        assert list(progress(iter(range(count)), count, "items")) == [*range(count)]

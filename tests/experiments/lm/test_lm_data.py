@@ -40,20 +40,12 @@ def test_bytes_of_a_folder_come_back(texts, tmp_path):
     assert load(texts, tmp_path).digest == corpus.digest  # each document once
 
 
-def test_one_document_gives_its_end_for_validation(tmp_path):
-    folder = tmp_path / "one"
-    folder.mkdir()
-    (folder / "a.txt").write_text("abcdefghij" * 20)
-    corpus = load(folder, tmp_path)
-    assert (len(corpus.train), len(corpus.val)) == (191, 11)
-
-
-@pytest.mark.parametrize("letters", [0, 1, 2, 3])
-def test_one_document_is_cut_between_two_characters(tmp_path, letters):
-    text = "漢字" * 100 + "a" * letters
-    train, val = split([text.encode()])
-    assert train[0].decode() + val[0].decode() == text
-    assert 30 <= len(val[0]) <= 33
+def test_one_document_gives_its_end_for_validation_cut_between_two_characters():
+    for letters in range(4):
+        text = "漢字" * 100 + "a" * letters
+        train, val = split([text.encode()])
+        assert train[0].decode() + val[0].decode() == text
+        assert 30 <= len(val[0]) <= 33
 
 
 def test_the_standard_library_is_at_hand_and_the_same_each_time():
@@ -63,22 +55,18 @@ def test_the_standard_library_is_at_hand_and_the_same_each_time():
 
 
 def test_packages_leave_a_manifest(monkeypatch, tmp_path):
-    site = tmp_path / "site-packages"
-    for name, version, files in (
-        ("b", "2.0", {"b/__init__.py": "x = 2\n", "b/tests/test_b.py": "x = 3\n"}),
-        ("a", "1.0", {"a.py": "x = 1\n", "a.txt": "no", "gone.py": None}),
-    ):
-        (site / f"{name}-{version}.dist-info").mkdir(parents=True)
-        about = {
-            "METADATA": f"Name: {name}\nVersion: {version}\n",
-            "RECORD": ",,\n".join((*files, "")),
-        }
-        files = files | {f"{name}-{version}.dist-info/{file}": text for file, text in about.items()}
-        for file, text in files.items():
-            (site / file).parent.mkdir(parents=True, exist_ok=True)
-            if text is not None:
-                (site / file).write_text(text)
-    found = list(metadata.distributions(path=[str(site)]))
+    files = {
+        "b-2.0.dist-info/METADATA": "Name: b\nVersion: 2.0\n",
+        "b-2.0.dist-info/RECORD": "b/__init__.py,,\nb/tests/test_b.py,,\n",
+        "b/__init__.py": "x = 2\n", "b/tests/test_b.py": "x = 3\n",
+        "a-1.0.dist-info/METADATA": "Name: a\nVersion: 1.0\n",
+        "a-1.0.dist-info/RECORD": "a.py,,\na.txt,,\ngone.py,,\n",
+        "a.py": "x = 1\n", "a.txt": "no",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = list(metadata.distributions(path=[str(tmp_path)]))
     monkeypatch.setattr(metadata, "distributions", lambda: found)
     _, texts, manifest = read_texts("packages", "*")
     assert texts == [b"x = 1\n", b"x = 2\n"]
@@ -86,7 +74,6 @@ def test_packages_leave_a_manifest(monkeypatch, tmp_path):
         ("a", "1.0", 6),
         ("b", "2.0", 6),
     ]
-    assert len({m["digest"] for m in manifest}) == 2
 
 
 def test_bpe_is_trained_once_and_decodes(texts, tmp_path):
@@ -99,9 +86,8 @@ def test_bpe_is_trained_once_and_decodes(texts, tmp_path):
     written = path.stat().st_mtime_ns
     again = load(texts, tmp_path, "bpe:300")
     assert path.stat().st_mtime_ns == written and (again.train == corpus.train).all()
-    assert corpus.train.max() < corpus.vocab <= 300
     larger = load(texts, tmp_path, "bpe:320")
-    assert 300 <= larger.train.max() < larger.vocab <= 320
+    assert corpus.vocab <= 300 <= larger.train.max() < larger.vocab <= 320
 
 
 def test_bpe_is_trained_on_the_training_part_alone(texts, tmp_path, monkeypatch):
@@ -111,13 +97,6 @@ def test_bpe_is_trained_on_the_training_part_alone(texts, tmp_path, monkeypatch)
     corpus = load(texts, tmp_path, "bpe:300")
     # 82 bytes each: those of the validation part stay single, with two ends of documents
     assert len(corpus.train) < 20 and len(corpus.val) == 84
-
-
-def test_bpe_without_the_package_names_the_remedy(texts, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ValueError, match="pip install tokenizers, or give tokenizer=bytes"):
-        load(texts, tmp_path, "bpe:300")
-    assert not (tmp_path / "cache").exists()
 
 
 def bins(folder, ids):
@@ -136,13 +115,10 @@ def test_nanogpt_files_are_read(tmp_path):
 
 
 BAD = {
-    "empty": "no file there fits pattern=",
-    "blank": "its files are all empty",
     "binary": "not UTF-8 text: c.txt; leave them out",
     "missing": "no such folder",
     "short": "a window of context=32 needs 33: give more text",
     "odd.bin": "has 3 bytes: give uint16 tokens",
-    "one.bin": "val.bin is missing",
     "vocabulary": "the vocabulary 257 ids .*made with another tokenizer",
 }
 
@@ -151,8 +127,6 @@ BAD = {
 def test_bad_data_are_one_line_and_leave_nothing(kind, settings, tmp_path):
     folder, changes = tmp_path / "bad", {}
     folder.mkdir()
-    if kind == "blank":
-        (folder / "a.txt").write_text("")
     if kind == "binary":
         (folder / "a.txt").write_text("text")
         (folder / "c.txt").write_bytes(b"\xff\xfe")
@@ -160,8 +134,6 @@ def test_bad_data_are_one_line_and_leave_nothing(kind, settings, tmp_path):
         (folder / "a.txt").write_text("too short")
     if kind == "odd.bin":
         (folder / "train.bin").write_bytes(b"123")
-    if kind == "one.bin":
-        np.arange(500, dtype=np.uint16).tofile(folder / "train.bin")
     data = folder / "none" if kind == "missing" else folder
     if kind == "vocabulary":
         data, changes = bins(tmp_path / "bins", range(500)), {"vocab": 257}

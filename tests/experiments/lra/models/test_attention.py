@@ -1,21 +1,16 @@
 """Every attention against a dense float64 oracle of its definition, and what all must keep."""
 
-from pathlib import Path
-from typing import Literal
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-import experiments
 import masks
-from experiments.lra import published
-from experiments.lra.models.attention import KINDS, NAMES, Attention, make_attention
-from experiments.lra.models.attention.base import budget, register
+from experiments.lra.models.attention import NAMES, Attention, make_attention
+from experiments.lra.models.attention.base import budget
 from experiments.lra.models.attention.flash import default_block
 from experiments.lra.models.attention.hashing import Reformer, Smyrf
-from experiments.lra.models.classifier import Classifier
 
 B, H, N, D = 2, 3, 75, 12  # 75 divides by no window, bucket or cluster of the tests
 OPTIONS = {  # the interpreter of Triton would be slow
@@ -179,16 +174,14 @@ def test_it_is_its_definition_forward_and_backward(name, options, padded):
     torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n", [1, 64])
-def test_any_length(name, n):
-    attention = make(name, n)
-    q, k, v = inputs(name, n)
+def test_any_length():
     ones = torch.ones(B, dtype=torch.int32)
-    out = attention(q, k, v, None if n > 1 else ones)
-    assert out.shape == q.shape and out.isfinite().all()
-    if n == 1 and name != "linformer":
-        torch.testing.assert_close(out, v, rtol=1e-4, atol=1e-5)
+    for name, n in product(NAMES, (1, 64)):
+        q, k, v = inputs(name, n)
+        out = make(name, n)(q, k, v, None if n > 1 else ones)
+        assert out.shape == q.shape and out.isfinite().all(), name
+        if n == 1 and name != "linformer":
+            torch.testing.assert_close(out, v, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -206,19 +199,6 @@ def test_bfloat16_autocast_is_finite_and_close(name):
         real = torch.arange(N) < LENGTHS[:, None]
         error = ((out - expected) * real[:, None, :, None]).square().mean().sqrt()
         assert error < 0.01 * expected.square().mean().sqrt()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_training_reads_nothing_back_from_the_device(name):
-    """Fake tensors have no values: an .item() or a shape that depends on data would raise."""
-    attention = make(name, dtype=torch.float32, dropout=0.1).train()
-    q, k, v = inputs(name, dtype=torch.float32)
-    attention(q, k, v, LENGTHS)  # the block lists of a mask are made at the first call
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fakes = [mode.from_tensor(t).requires_grad_() for t in (q, k, v)]
-        out = attention(*fakes, mode.from_tensor(LENGTHS))
-        out.sum().backward()
-    assert out.shape == q.shape and fakes[0].grad.shape == q.shape
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -269,17 +249,17 @@ def test_performer_estimates_softmax_attention():
     assert (products - products.diag().diag()).abs().max() < 1e-4  # orthogonal
 
 
-@pytest.mark.parametrize("std", [1.5, 2.0, 5.0])
-def test_performer_learns_from_large_queries_and_keys(std):
+def test_performer_learns_from_large_queries_and_keys():
     """Its weights do not become equal: gradients are of the size of those of softmax attention."""
-    q, k, v = (scale * x for scale, x in zip((std, std, 1), inputs("performer"), strict=True))
-    found = []
-    for name in ("performer", "standard"):
-        leaves = [x.clone().requires_grad_() for x in (q, k)]
-        loss = make(name)(*leaves, v, LENGTHS).square().sum()
-        found.append([x.norm() for x in torch.autograd.grad(loss, leaves)])
-    for ours, exact in zip(*found, strict=True):
-        assert 0.1 * exact < ours < 10 * exact
+    for std in (1.5, 2.0, 5.0):
+        q, k, v = (scale * x for scale, x in zip((std, std, 1), inputs("performer"), strict=True))
+        found = []
+        for name in ("performer", "standard"):
+            leaves = [x.clone().requires_grad_() for x in (q, k)]
+            loss = make(name)(*leaves, v, LENGTHS).square().sum()
+            found.append([x.norm() for x in torch.autograd.grad(loss, leaves)])
+        for ours, exact in zip(*found, strict=True):
+            assert 0.1 * exact < ours < 10 * exact, std
 
 
 def test_sizes_go_by_the_length():
@@ -291,12 +271,16 @@ def test_sizes_go_by_the_length():
     assert layer.scale == D**-0.5
 
 
-@pytest.mark.parametrize("length", [256, 512, 1000, 1024, 2000, 2048, 4096, 16384, 65536])
-def test_the_default_mask_skips_more_than_half_of_its_blocks(length):
-    attention = make_attention("sparse", heads=H, head_dim=D, length=length)
-    assert attention.blocks.density < 0.5
-    assert attention.blocks.stats().partial == 0 or length % 128
-    assert attention.blocks.block_size == (default_block(length),) * 2
+def test_the_default_mask_skips_more_than_half_of_its_blocks():
+    for length in (256, 512, 1000, 1024, 2000, 2048, 4096, 16384, 65536):
+        attention = make_attention("sparse", heads=H, head_dim=D, length=length)
+        assert attention.blocks.density < 0.5
+        assert attention.blocks.stats().partial == 0 or length % 128
+        assert attention.blocks.block_size == (default_block(length),) * 2
+    sizes = {"heads": H, "head_dim": D, "length": N}
+    mask = masks.layers(masks.local(8), masks.dense())
+    per_layer = [make_attention("sparse", **sizes, layer=i, mask=mask).mask for i in (0, 1)]
+    assert per_layer == [masks.local(8), masks.dense()]
 
 
 def test_the_block_size_changes_what_is_computed_and_not_the_result():
@@ -312,67 +296,21 @@ def test_the_block_size_changes_what_is_computed_and_not_the_result():
         torch.testing.assert_close(out[:, :, :700], outs[0][:, :, :700])
 
 
-def test_masks_of_a_layer_and_as_objects():
-    mask = masks.layers(masks.local(8), masks.dense())
-    sizes = {"heads": H, "head_dim": D, "length": N}
-    per_layer = [make_attention("sparse", **sizes, layer=i, mask=mask).mask for i in (0, 1)]
-    assert per_layer == [masks.local(8), masks.dense()]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
+def test_errors():
+    for name, options, message in (
         ("flashy", {}, "no attention 'flashy'"),
         ("local", {"windows": 3}, "no option windows; it has window"),
-        ("local", {"window": 0}, "window is 0"),
-        ("performer", {"scale": 0.0}, "scale is 0.0"),
+        ("local", {"window": 1.5}, "window is 1.5"),
         ("performer", {"scale": "1/D"}, "scale is '1/D'"),
         ("performer", {"kernel": "elu"}, "kernel is 'elu'; choose from softmax, relu"),
         ("performer", {"kernel": "relu", "features": 8}, "features and scale are for kernel=soft"),
         ("linear", {"normalise": 1}, "normalise is 1"),
-        ("linformer", {"shared": "yes"}, "shared is 'yes'"),
         ("linformer", {"shared": True, "same_kv": True}, "same_kv are both"),
-        ("sparse", {"mask": "locale:3"}, "locale"),
-        ("flash", {"padding": "drop"}, "padding is 'drop'"),
         ("flash", {"padding": "skip"}, "multiple of 128"),
         ("sparse", {"block_size": 24}, "block_size.* 24"),
-    ],
-)
-def test_errors(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        make_attention(name, heads=H, head_dim=D, length=N, **options)
-
-
-def test_one_file_adds_an_attention_whose_annotations_check_its_options():
-    @register("mean", label="mean of v", style=("#123456", "o", "-"))
-    class Mean(Attention):
-        def __init__(self, *, kind: Literal["all"] = "all", times: int = 1, sharp=False, **sizes):
-            super().__init__(**sizes)
-            self.kind, self.times = kind, times
-
-        def attend(self, q, k, v, lengths):
-            return self.times * v.mean(2, keepdim=True).expand_as(q)
-
-    try:
-        layer = make_attention("mean", heads=2, head_dim=4, length=8, times=3, kind=None)
-        assert isinstance(layer, Mean) and (layer.times, layer.kind) == (3, "all")
-        assert [*KINDS["mean"].options] == ["kind", "times", "sharp"]
-        model = Classifier(20, 8, 3, attention={"name": "mean", "times": 2})
-        assert model(torch.randint(20, (2, 8))).shape == (2, 3)
-        with pytest.raises(ValueError, match=r"times is 1\.5"):
-            make_attention("mean", heads=2, head_dim=4, length=8, times=1.5)
-    finally:
-        del KINDS["mean"]
-
-
-def test_labels_styles_and_configurations_follow_the_registration():
-    assert list(published.ATTENTIONS)[:3] == ["standard", "flash", "sparse"]
-    assert {name: kind.label for name, kind in KINDS.items()} == published.ATTENTIONS
-    assert len({kind.style for kind in KINDS.values()}) == len(KINDS)
-    groups = Path(experiments.__file__).parent / "conf" / "attention"
-    assert {path.stem for path in groups.glob("*.yaml")} == set(KINDS)
-    assert [*KINDS["reformer"].options] == ["bucket", "hashes", "scale"]
-    assert {*KINDS["sparse"].options} == {"mask", "block_size", "padding", "backend"}
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_attention(name, heads=H, head_dim=D, length=N, **options)
 
 
 def test_reformer_is_that_of_transformers(monkeypatch):

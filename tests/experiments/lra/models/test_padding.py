@@ -21,23 +21,16 @@ from tests.experiments.lra.training.cases import settings
 MIXED = masks.layers(masks.local(100), masks.dense(), masks.local(100))
 
 
-@pytest.mark.parametrize(
-    ("length", "padding", "skips"),
-    [
-        (1024, "auto", True),
-        (4096, "auto", True),
-        (1025, "auto", False),
-        (896, "auto", False),
-        (896, "skip", True),
+def test_auto_skips_where_it_pays():
+    for length, padding, skips in (
+        (1024, "auto", True), (1025, "auto", False), (896, "auto", False), (896, "skip", True),
         (4096, "hide", False),
-    ],
-)
-def test_auto_skips_where_it_pays(length, padding, skips):
-    for name in ("flash", "sparse"):
-        layer = make_attention(name, heads=2, head_dim=8, length=length, padding=padding)
-        assert isinstance(layer, Flash) and layer.padding == ("skip" if skips else "hide")
-        model = classifier(name=name, mask=None, length=length, padding=padding)
-        assert model.skips == skips  # the lists are made outside of torch.compile
+    ):  # fmt: skip
+        for name in ("flash", "sparse"):
+            layer = make_attention(name, heads=2, head_dim=8, length=length, padding=padding)
+            assert isinstance(layer, Flash) and layer.padding == ("skip" if skips else "hide")
+            model = classifier(name=name, mask=None, length=length, padding=padding)
+            assert model.skips == skips  # the lists are made outside of torch.compile
 
 
 # ---- the encoder

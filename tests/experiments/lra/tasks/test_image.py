@@ -84,32 +84,16 @@ def test_pickles_are_read_as_they_are_and_never_unpickled(tmp_path, records):
     load(tmp_path)
     assert not (tmp_path / "trapped").exists()
     rows[4, 0] = 10
-    wrong = [pickled(rows[:7]), pickled(rows)[:-50], b"junk", pickle.dumps([1]), pickled(rows)]
-    for content in wrong:
+    for content in (pickled(rows[:7]), pickled(rows)[:-50], pickle.dumps([1]), pickled(rows)):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="data_batch_2"):
             load(tmp_path)
-    path.unlink()
-    with pytest.raises(ValueError, match="no data_batch_2"):
-        load(tmp_path)
-
-
-def test_gray_of_pure_colours():
-    planes = np.zeros((5, 3, 32, 32), np.uint8)
-    for i in range(3):
-        planes[i, i] = 255
-    planes[3] = 255
-    assert image.gray(planes)[:, 0, 0].tolist() == [76, 149, 29, 255, 0]
 
 
 def test_pixels_come_in_the_order_that_is_asked_for(tmp_path, records):
     row = load(tmp_path).splits["test"].tokens
-    for order, transform in (
-        ("hilbert", masks.hilbert((32, 32))),
-        ("tiles:8", masks.tiled((32, 32), 8)),
-    ):
-        tokens = load(tmp_path, order=order).splits["test"].tokens
-        np.testing.assert_array_equal(tokens, row[:, transform.order(1024)])
+    tokens = load(tmp_path, order="hilbert").splits["test"].tokens
+    np.testing.assert_array_equal(tokens, row[:, masks.hilbert((32, 32)).order(1024)])
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
@@ -133,51 +117,29 @@ def packed(values):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name", image.ARRAYS)
-def test_arrays_are_read_packed_or_not(tmp_path, name):
+def test_arrays_are_read_packed_or_not(tmp_path):
     data = packed(arrays())
-    (tmp_path / name).write_bytes(lzma.compress(data) if name.endswith("xz") else data)
-    task = load(tmp_path)
-    assert [len(task.splits[key]) for key in ("train", "val", "test")] == [45, 5, 10]
-    np.testing.assert_array_equal(
-        task.splits["val"].tokens, arrays()["x_train"][45:].reshape(5, 1024)
-    )
-    np.testing.assert_array_equal(load(tmp_path, limit=3).splits["train"].labels, [0, 1, 2])
-
-
-def test_nothing_pickled_is_executed(tmp_path):
-    trap = np.array([Trap(tmp_path / "trapped")], object)
-    path = tmp_path / "cifar10_gray.npz"
-    path.write_bytes(packed(arrays(x_train=trap)))
-    with pytest.raises(ValueError, match=r"cifar10_gray\.npz is not an npz file of plain arrays"):
-        load(tmp_path)
-    path.write_bytes(trap.dumps())
-    with pytest.raises(ValueError, match=r"cifar10_gray\.npz is not an npz file of plain arrays"):
-        load(tmp_path)
-    assert not (tmp_path / "trapped").exists() and not (tmp_path / "cache").exists()
+    for name, content in zip(image.ARRAYS, (data, lzma.compress(data)), strict=True):
+        (tmp_path / name).write_bytes(content)
+        task = load(tmp_path)
+        assert [len(task.splits[key]) for key in ("train", "val", "test")] == [45, 5, 10]
+        expected = arrays()["x_train"][45:].reshape(5, 1024)
+        np.testing.assert_array_equal(task.splits["val"].tokens, expected)
+        np.testing.assert_array_equal(load(tmp_path, limit=3).splits["train"].labels, [0, 1, 2])
+        (tmp_path / name).unlink()
 
 
 def test_arrays_that_do_not_fit_are_named(tmp_path):
+    trap = np.array([Trap(tmp_path / "trapped")], object)
     for changes, words in (
         ({"x_train": np.zeros((1, 32, 32), np.uint8), "y_train": np.zeros(1, int)}, "at least 10"),
         ({"y_test": None}, "y_test"),
         ({"x_test": np.zeros((10, 32, 31), np.uint8)}, r"x_test is uint8 \(10, 32, 31\)"),
-        ({"x_train": np.zeros((50, 32, 32))}, "x_train is float64"),
         ({"y_test": np.zeros(9, np.int64)}, r"y_test int64 \(9,\)"),
-        ({"y_test": np.zeros(10)}, "y_test float64"),
         ({"y_test": np.full(10, -1)}, "labels from -1"),
+        ({"x_train": trap}, "is not an npz file of plain arrays"),
     ):
         (tmp_path / "cifar10_gray.npz").write_bytes(packed(arrays(**changes)))
-        with pytest.raises(ValueError, match=rf"cifar10_gray\.npz: .*{words}"):
+        with pytest.raises(ValueError, match=rf"cifar10_gray\.npz.* {words}"):
             load(tmp_path)
-    assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("name", image.ARRAYS)
-def test_a_file_that_is_cut_short_is_named(tmp_path, name):
-    data = packed(arrays())
-    data = lzma.compress(data) if name.endswith("xz") else data
-    for part in (data[: len(data) // 2], b"", b"nonsense", data[:-30]):
-        (tmp_path / name).write_bytes(part)
-        with pytest.raises(ValueError, match=rf"{name} (is not an npz file|cannot be read \(Comp)"):
-            load(tmp_path)
+    assert not (tmp_path / "trapped").exists() and not (tmp_path / "cache").exists()

@@ -6,7 +6,6 @@ import pytest
 import masks
 from experiments.lra.tasks import task as cache
 from experiments.lra.tasks.task import (
-    TASKS,
     Split,
     Task,
     best_constant,
@@ -14,7 +13,6 @@ from experiments.lra.tasks.task import (
     load_task,
     pixel_order,
 )
-from experiments.lra.tasks.task import task as register
 
 
 def split(n=4, length=8, **changes):
@@ -31,86 +29,55 @@ def task(**changes):
     return Task("text", "official", 2, 3, splits)
 
 
-@pytest.mark.parametrize(
-    ("val", "message"),
-    [
+def test_a_split_that_does_not_fit_is_refused():
+    for val, message in (
         (split(tokens=np.ones((4, 9), np.uint8)), r"val tokens are uint8 \(4, 9\)"),
         (split(tokens=np.ones((4, 8), np.int64)), "val tokens are int64"),
         (split(tokens=np.full((4, 8), 3, np.uint8)), "val tokens reach from 3 to 3"),
         (split(labels=np.array([0, 1, 2, 0])), "val labels reach from 0 to 2"),
         (split(lengths=np.array([0, 1, 2, 3], np.int32)), "val lengths reach from 0 to 3"),
-        (split(lengths=np.array([9, 1, 2, 3], np.int32)), "val lengths reach from 1 to 9"),
         (split(n=0), "the val split is empty"),
-    ],
-)
-def test_a_split_that_does_not_fit_is_refused(val, message):
-    with pytest.raises(ValueError, match=message):
-        task(val=val)
+    ):
+        with pytest.raises(ValueError, match=message):
+            task(val=val)
 
 
-def test_a_task_of_ones_own_is_registered(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.lra.tasks.task.TASKS", {**TASKS})
-
-    @register("mine")
-    def load(data_dir, *, cache_dir, seed=0, size=8):
-        parts = {name: split(length=size) for name in ("train", "val", "test")}
-        return Task("mine", "made", 2, 3, parts)
-
-    found = load_task("mine", tmp_path, cache_dir=tmp_path, size=16)
-    assert (found.name, found.length) == ("mine", 16)
-    with pytest.raises(ValueError, match="mine has no option lenght: choose from size"):
-        load_task("mine", tmp_path, cache_dir=tmp_path, lenght=16)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
+def test_names_and_options_are_checked_before_any_work(tmp_path):
+    for name, options, message in (
         ("pathfinder48", {}, "no task 'pathfinder48': choose from .*listops"),
         ("text", {"generate": True}, "text has no option generate: choose from held_out, limit"),
-        ("text", {"limit": 0}, "limit=0: give a number"),
         ("text", {"limit": "5"}, "limit='5': give a number"),
         ("text", {"max_length": 0}, "max_length=0"),
         ("text", {"held_out": 1.0}, r"held_out=1.0"),
-        ("text", {"held_out": "10%"}, "held_out=10%"),
         ("image", {"order": 8}, "order=8: choose from row"),
-        ("image", {"order": "spiral"}, "order='spiral': choose from row"),
-        ("image", {"order": "tiles:x"}, "order='tiles:x'"),
         ("image", {"order": "tiles:2x2x2"}, "order='tiles:2x2x2'"),
         ("listops", {"generate": True, "examples": [10, 10]}, r"examples=\[10, 10\]: give three"),
-        ("listops", {"generate": True, "examples": 10}, "examples=10: give three"),
-    ],
-)
-def test_names_and_options_are_checked_before_any_work(tmp_path, name, options, message):
-    with pytest.raises(ValueError, match=message):
-        load_task(name, tmp_path, cache_dir=tmp_path / "cache", **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_task(name, tmp_path, cache_dir=tmp_path / "cache", **options)
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_missing_data_say_what_to_fetch_and_where_to_put_it(tmp_path):
+    for name, message in (
         ("listops", "no listops-1000 in .*: fetch the LRA release.*task.generate=true"),
         ("text", "no aclImdb in .*: fetch https://ai.stanford.edu"),
         ("retrieval", "no tsv_data in .*: fetch the LRA release.*task=imdb_same_movie"),
         ("imdb_same_movie", "no aclImdb in .*: fetch"),
         ("image", "no cifar-10-batches-py in .*: fetch .*cifar10_gray.npz"),
-    ],
-)
-def test_missing_data_say_what_to_fetch_and_where_to_put_it(tmp_path, name, message):
-    with pytest.raises(ValueError, match=message):
-        load_task(name, tmp_path, cache_dir=tmp_path / "cache")
-    with pytest.raises(ValueError, match="which is not a folder"):
-        load_task(name, tmp_path / "nowhere", cache_dir=tmp_path / "cache")
+    ):
+        for place, words in ((tmp_path, message), (tmp_path / "nowhere", "which is not a folder")):
+            with pytest.raises(ValueError, match=words):
+                load_task(name, place, cache_dir=tmp_path / "cache")
     assert not list(tmp_path.iterdir())
 
 
 def test_folders_are_found_below_lra_release_and_the_inner_ones_first(tmp_path):
     outer, inner = tmp_path / "lra_release", tmp_path / "lra_release" / "lra_release"
     (inner / "tsv_data").mkdir(parents=True)
+    (outer / "tsv_data").mkdir()
     for data_dir in (tmp_path, outer, inner):
         assert find(data_dir, "tsv_data") == inner / "tsv_data"
-    (outer / "tsv_data").mkdir()
-    assert find(tmp_path, "tsv_data") == find(outer, "tsv_data") == inner / "tsv_data"
     (tmp_path / "tsv_data").mkdir()
     assert find(tmp_path, "tsv_data") == tmp_path / "tsv_data"
     assert find(tmp_path, "aclImdb") is None
@@ -135,7 +102,7 @@ def test_best_constant_learns_on_train_and_is_scored_on_test():
     assert best_constant(train, test, keys) == 1.0
 
 
-def test_cached_arrays_are_made_once_for_a_key(tmp_path):
+def test_cached_arrays_are_made_once_for_a_key_and_again_where_they_are_damaged(tmp_path):
     made = []
 
     def make():
@@ -144,37 +111,11 @@ def test_cached_arrays_are_made_once_for_a_key(tmp_path):
 
     for key in ({"seed": 0}, {"seed": 0}, {"seed": 1}):
         assert cache.cached(tmp_path, "t", key, make)["x"].tolist() == [0, 1, 2]
-    assert len(made) == 2 and len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_cache_that_was_cut_short_is_made_again(tmp_path, capsys):
-    made = {"x": np.arange(1000)}
-    cache.cached(tmp_path, "t", {}, lambda: made)
-    (path,) = tmp_path.iterdir()
-    whole = path.read_bytes()
-    for damaged in (whole[:500], b"", b"nonsense" * 100):
-        path.write_bytes(damaged)
-        assert cache.cached(tmp_path, "t", {}, lambda: made)["x"].tolist() == list(range(1000))
-        assert "making it again" in capsys.readouterr().err
-        assert path.read_bytes() == whole
-
-
-def test_a_failure_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise ValueError("row 3 is broken")
-
-    with pytest.raises(ValueError, match="row 3"):
-        cache.cached(tmp_path / "a", "t", {}, fail)
-    assert not (tmp_path / "a").exists()
-
-    def full_disk(file, **_):
-        file.write(b"half")
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(np, "savez", full_disk)
-    with pytest.raises(ValueError, match=r"no space left.*cache_dir"):
-        cache.cached(tmp_path, "t", {}, lambda: {"x": np.arange(3)})
-    assert not list(tmp_path.iterdir())
+    assert len(made) == len([*tmp_path.iterdir()]) == 2
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    assert cache.cached(tmp_path, "t", {"seed": 0}, make)["x"].tolist() == [0, 1, 2]
+    assert len(made) == 3
 
 
 def test_pad_cuts_and_shifts_bytes():
