@@ -94,10 +94,7 @@ def test_damage_anywhere_is_one_error(tmp_path, kind):
     assert "No such file" in refused(read, path)
 
 
-DEEP, DIGITS, ZEROS = "[" * 10_000, "1" * 5000, bytes(2**24)
-
-
-BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+DEEP, DIGITS = "[" * 10_000, "1" * 5000
 
 
 @pytest.mark.parametrize(
@@ -107,25 +104,16 @@ BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range
         ("json", DEEP.encode(), "nested too deeply"),
         ("json", f'{{"a": {DIGITS}}}'.encode(), "digits"),
         ("jsonl", b"{}\n[1]\n", "line 2"),
-        ("jsonl", f"{{}}\n\n{DIGITS}\n".encode(), "line 3"),
-        ("jsonl.gz", gzip.compress(ZEROS), "unpacks to more than"),
-        ("npz.xz", lzma.compress(ZEROS), "unpacks to more than"),
-        ("npz", made(np.savez_compressed, a=np.zeros(2**24, np.uint8)), "is not an npz file"),
-        ("yaml", f"a0: &a0 [x]\n{BOMB}".encode(), "line 2 has an alias"),
-        ("yaml", b"a: 1\n" * 100_000, "KiB"),
         ("yaml", DEEP.encode(), "nested too deeply"),
         ("yaml", f"a: {DIGITS}".encode(), "digits"),
-        ("yaml", b"- a", "list"),
         ("yaml", b"a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
         ("npz", made(np.savez, a=np.array([{}], object)), "is not an npz file"),
         ("npy", made(np.save, np.array([{}], object)), "is not a NumPy file"),
-        ("npy", made(np.savez, **VALUES), "is not a NumPy file"),
         ("pt", made(lambda file: torch.save(tarfile.TarInfo, file)), "is not a checkpoint"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_no_file_of_ours_holds_is_refused(tmp_path, monkeypatch, kind, content, words):
-    monkeypatch.setattr(files, "LEAST", 2**16)
+def test_what_no_file_of_ours_holds_is_refused(tmp_path, kind, content, words):
     path = tmp_path / f"some.{kind}"
     path.write_bytes(content)
     assert words in refused(KINDS[kind][0], path)

@@ -4,10 +4,14 @@ import errno
 import re
 import signal
 import sys
+import time
 
 import pytest
+import torch
 
+from experiments.common.devices import device_name, find_device
 from experiments.common.program import help_text, program
+from experiments.common.work import processes
 from experiments.lra.settings import TrainOptions
 from experiments.plot import Options
 from experiments.table import Options as TableOptions
@@ -105,3 +109,28 @@ def test_files_of_a_users_folder_stand_beside_ours(run, tmp_path):
     status, _, [(options, _)] = run(*words, name="train")
     assert status == 0 and options["task"]["name"] == "listops"
     assert options["task"]["max_length"] == 77
+
+
+# ---- devices and processes
+
+
+def test_devices(monkeypatch):
+    assert find_device("cpu") == torch.device("cpu")
+    for count, default, gone in ((0, "cpu", "cuda"), (2, "cuda", "cuda:2")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert find_device(None).type == default
+        with pytest.raises(ValueError, match=rf"device='{gone}': torch finds .*give device=cpu"):
+            find_device(gone)
+    assert find_device("cuda:1").index == 1
+    for wrong in ("gpu", "mps", 3.5):
+        with pytest.raises(ValueError, match=r"device=.*: choose from cpu, cuda"):
+            find_device(wrong)
+    assert device_name("cpu").endswith("threads)")
+
+
+def test_an_interrupted_program_does_not_wait_for_its_processes():
+    with pytest.raises(KeyboardInterrupt), processes(1) as pool:
+        call = pool.submit(time.sleep, 3600)
+        while not call.running():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
