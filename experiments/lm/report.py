@@ -172,21 +172,20 @@ def about(cases: Sequence[Case]) -> str:
     return "; ".join(parts)
 
 
-def values(case: Case, name: str) -> list[float]:
+def seeds(case: Case, name: str) -> list[float]:
     """Return what the seeds have, without those that have none."""
     return [row[name] for row in case if row.get(name) is not None]
 
 
-def mean(case: Case, name: str) -> float | None:
-    return fmean(known) if (known := values(case, name)) else None
-
-
-def spread(numbers: Sequence[float], digits: str = ".3f") -> str:
-    """Return the mean over the seeds, and half their range where there are several."""
+def show(numbers: Sequence[float], digits: str = ".0f", spread: bool = False) -> str:
+    """Return the mean over the seeds, with half their range where there are several and `spread`
+    asks for it.
+    """
     if not numbers:
         return MISSING
-    text, half = f"{fmean(numbers):{digits}}", (max(numbers) - min(numbers)) / 2
-    return text + (f" ± {half:{digits}}" if len(numbers) > 1 else "")
+    half = (max(numbers) - min(numbers)) / 2
+    more = f" ± {half:{digits}}" if spread and len(numbers) > 1 else ""
+    return f"{fmean(numbers):{digits}}".replace("%", " %") + more
 
 
 def difference(case: Case, base: Case) -> float:
@@ -214,24 +213,24 @@ def table(plan: str, cases: Sequence[Case]) -> list[list[str]]:
     base = next((case for case in cases if case[0]["provider"] == "standard"), cases[0])
     if plan != "same":
         cases = sorted(cases, key=lambda c: c[0]["context"] if plan == "contexts" else -pairs(c))
-    ms, digits = mean(base, "ms_step") or 0, ".4f" if plan == "same" else ".3f"
+    ms, digits = fmean(seeds(base, "ms_step")), ".4f" if plan == "same" else ".3f"
     texts: dict[str, Callable[[Case], str]] = {
         **dict.fromkeys(("attention", "name"), lambda c: c[0]["case"]),
         "context": lambda c: str(c[0]["context"]),
         "windows a step": lambda c: str(c[0]["batch"]),
         "mask": lambda c: f"`{c[0]['mask']}`",
-        "train loss": lambda c: spread(values(c, "train_loss"), digits),
-        "validation loss": lambda c: spread(values(c, "val_loss"), digits),
-        "last quarter": lambda c: spread(values(c, "late_loss"), digits),
-        "perplexity": lambda c: spread([math.exp(x) for x in values(c, "val_loss")], ".2f"),
+        "train loss": lambda c: show(seeds(c, "train_loss"), digits, True),
+        "validation loss": lambda c: show(seeds(c, "val_loss"), digits, True),
+        "last quarter": lambda c: show(seeds(c, "late_loss"), digits, True),
+        "perplexity": lambda c: show([math.exp(x) for x in seeds(c, "val_loss")], ".2f", True),
         "difference": lambda c: f"{difference(c, base):.3f} %",
-        "ms a step": lambda c: f"{mean(c, 'ms_step'):.4g}",
-        "speed-up": lambda c: f"{ms / (mean(c, 'ms_step') or 1):.2f}x",
-        "block density": lambda c: number(mean(c, "density"), ".1%"),
-        "pairs": lambda c: number(mean(c, "pairs"), ".1%"),
-        "steps": lambda c: number(mean(c, "steps")),
-        "saved MiB": lambda c: number(mean(c, "saved_mib")),
-        "peak MiB": lambda c: number(mean(c, "peak_mib")),
+        "ms a step": lambda c: show(seeds(c, "ms_step"), ".4g"),
+        "speed-up": lambda c: f"{ms / fmean(seeds(c, 'ms_step')):.2f}x",
+        "block density": lambda c: show(seeds(c, "density"), ".1%"),
+        "pairs": lambda c: show(seeds(c, "pairs"), ".1%"),
+        "steps": lambda c: show(seeds(c, "steps")),
+        "saved MiB": lambda c: show(seeds(c, "saved_mib")),
+        "peak MiB": lambda c: show(seeds(c, "peak_mib")),
     }
     heads = HEADS[plan]
     return [[*heads], *([texts[head](case) for head in heads] for case in cases)]
@@ -239,11 +238,7 @@ def table(plan: str, cases: Sequence[Case]) -> list[list[str]]:
 
 def pairs(case: Case) -> float:
     """Return the share of the causal pairs, 1 where all of them attend."""
-    return mean(case, "pairs") or 1.0
-
-
-def number(value: float | None, digits: str = ".0f") -> str:
-    return MISSING if value is None else f"{value:{digits}}".replace("%", " %")
+    return fmean(seeds(case, "pairs") or [1.0])
 
 
 # ---- figures
@@ -267,7 +262,7 @@ def _draw(plan: str, cases: Sequence[Case], folder: Path, drawn: Counter[Path]) 
         for case, look in zip(cases, LOOKS * 2, strict=False):
             first, style = case[0], f.Style(*look)
             if plan not in CURVES:
-                x, y = [100 * pairs(case)], [mean(case, "val_loss") or 0]
+                x, y = [100 * pairs(case)], [fmean(seeds(case, "val_loss"))]
             else:
                 x, y = zip(*first["curve" if plan == "same" else "by_position"], strict=True)
             f.curve(axes, x, y, style, first["case"], line=plan in CURVES)

@@ -5,7 +5,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +33,6 @@ from experiments.lra.runs import Run
 
 T = TypeVar("T")
 USUAL_CONTOUR = "contour 14"  # which labels leave out
-RULES = ((0, (1, 1.5)), (0, (4, 2, 1, 2)))  # dashes of the shortcuts
 UNITS = ((7200, 3600, "h"), (180, 60, "min"), (0, 1, "s"))  # from so many seconds on
 
 
@@ -165,10 +164,10 @@ def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]]) -> Figure:
                     label = name if kind == "val" or not run.of("val") else None
                     _curve(axes[0], [x["step"] for x in lines], y, kind, look, label)
                     _curve(axes[1], [x["seconds"] / second for x in lines], y, kind, look, label)
-    for axes in grid[0]:
-        baselines = _baselines(cell for cell, _ in cells.values())
-        for (name, value), dash in zip(baselines.items(), cycle(RULES), strict=False):
-            axes.axhline(value, color="0.45", lw=1, ls=dash, label=f"shortcut: {name}")
+    baselines = _baselines(cell for cell, _ in cells.values())
+    for axes, (name, value) in product(grid[0], baselines.items()):
+        dash = ":" if name == "majority" else "-."
+        axes.axhline(value, color="0.45", lw=1, ls=dash, label=f"shortcut: {name}")
     grid[0, 0].set_ylabel("accuracy (%)")
     grid[1, 0].set_ylabel("loss")
     grid[1, 0].set_xlabel("step")
