@@ -74,11 +74,11 @@ def test_errors_of_values_and_files_are_one_line_and_faults_keep_their_trace(run
         (OSError(errno.EROFS, "No", "a/b"), "cannot use a/b (No): name another place"),
     ):
         assert run(main=raises(error))[:2] == (2, f"error: {text}\n")
-    with pytest.raises(KeyError):
-        run(main=raises(KeyError("a fault")))
     before = signal.getsignal(signal.SIGINT)
     assert run(main=raises(KeyboardInterrupt()))[:2] == (130, "interrupted\n")
     assert signal.signal(signal.SIGINT, before) is signal.SIG_DFL  # a second one ends it at once
+    with pytest.raises(KeyError):
+        run(main=raises(KeyError("a fault")))
 
 
 def test_the_remaining_jobs_of_a_sweep_still_run(run, tmp_path):
