@@ -13,12 +13,12 @@ import sys
 from typing import Any
 
 from experiments.common.program import HydraConfig, RunMode, program
-from experiments.lra.settings import TrainOptions, make_settings
+from experiments.lra.settings import Settings, make_settings
 from experiments.training.clock import Interrupted
 from experiments.training.distributed import leave
 
 
-@program("train", TrainOptions, made=False)
+@program("train", Settings, made=False)
 def main(options: dict[str, Any], command: str) -> None:
     from experiments.lra.run import train  # imports torch._dynamo, which help does not need
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from experiments.common.program import HydraConfig, program
 from experiments.lm.run import train
-from experiments.lm.settings import LmOptions, make_settings
+from experiments.lm.settings import Settings, make_settings
 from experiments.training.clock import Interrupted
 from experiments.training.distributed import leave
 
 
-@program("lm", LmOptions, "experiments.lm", made=False)
+@program("lm", Settings, "experiments.lm", made=False)
 def main(options: dict[str, Any], command: str) -> None:
     try:
         train(make_settings(options, list(HydraConfig.get().overrides.task)), command)

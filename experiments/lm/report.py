@@ -22,7 +22,8 @@ from experiments.common.config import check, option
 from experiments.common.program import program
 from experiments.common.rows import Row, Rows, found, frame
 from experiments.common.tables import MISSING, aligned, markdown
-from experiments.lm.settings import LEARNED, PLANS, ROTARY
+from experiments.lm.model import LEARNED, ROTARY
+from experiments.lm.settings import PLANS
 from experiments.training import run_file
 
 if TYPE_CHECKING:

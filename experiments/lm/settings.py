@@ -90,17 +90,7 @@ class Settings(Training):
         return Path(self.runs, f"{text[:80]}-{own}", f"seed{self.seed}")
 
 
-@dataclass
-class LmOptions(Settings):
-    """The options of experiments.lm: settings, and what changes on a CPU."""
-
-    small: dict[str, Any] = option({})
-
-    def __post_init__(self) -> None:
-        pass  # `make_settings` checks what is complete
-
-
-store("lm", LmOptions)
+store("lm", Settings)
 
 
 def make_settings(options: Mapping[str, Any], given: Sequence[str] = ()) -> Settings:

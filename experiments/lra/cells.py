@@ -4,24 +4,25 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from statistics import fmean, geometric_mean, median, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import OmegaConf
 from scipy.special import stdtrit
 
 from experiments.common.figures import token_text
 from experiments.common.rows import OK
 from experiments.lra import published as lra
 from experiments.lra.runs import PRETRAINED, Run
-from experiments.lra.settings import TrainOptions
+from experiments.lra.settings import Settings
 
 ALONE = "alone"  # the workload of a measured step
 WORK = ("batch", "precision", "layers", "dim", "heads")
-DEFAULTS = asdict(TrainOptions())
+DEFAULTS = OmegaConf.to_container(OmegaConf.structured(Settings))
 # Settings that runs of one cell may differ in.
-FREE = {each.name for each in fields(TrainOptions) if each.metadata.get("free")}
+FREE = {each.name for each in fields(Settings) if each.metadata.get("free")}
 FREE |= {"seed", "data_seed", "name", "init_from"}
 Steps = Sequence[Mapping[str, Any]]  # measured training steps, rows of the study lra_speed
 

@@ -64,6 +64,8 @@ class Settings(Training):
         False, "true: make the data in cache_dir, and train nothing", free=True
     )
 
+    by_task: dict[str, Any] = option({}, free=True)  # of a recipe: settings by the name of the task
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.steps and not self.init_from:
@@ -132,18 +134,7 @@ def forms(attention: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
     return found + ["black-padding"] * bool(task.get("pad_black"))
 
 
-@dataclass
-class TrainOptions(Settings):
-    """The options of experiments.train: settings, and what recipe and task fill in."""
-
-    by_task: dict[str, Any] = option({})  # of a recipe: settings by the name of the task
-    small: dict[str, Any] = option({})  # of task and recipe: settings of scale=small
-
-    def __post_init__(self) -> None:
-        pass  # `make_settings` checks what is complete
-
-
-store("train", TrainOptions)  # for `compose_settings`
+store("train", Settings)  # for `compose_settings`
 
 
 def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] = ()) -> Settings:

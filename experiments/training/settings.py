@@ -9,6 +9,7 @@ from typing import Any
 from experiments.common.config import check, option
 
 SCALES = ("auto", "full", "small")
+COMPOSED = ("small", "by_task", "scaled")  # fields of a configuration that are no settings
 SCHEDULES = ("onecycle", "cosine", "rsqrt", "constant")
 
 
@@ -60,7 +61,8 @@ class Training:
     name: str | None = option(None, "part of the folder, for runs that differ in other settings")
     cache_dir: str = option("runs/data", "tokenised and generated data", free=True)
 
-    # filled in: {key: [before, after]} of what scale=small changed
+    # of a configuration: settings of scale=small; filled in: {key: [before, after]}, their changes
+    small: dict[str, Any] = option({}, free=True)
     scaled: dict[str, Any] = option({}, free=True)
 
     def __post_init__(self) -> None:
@@ -84,7 +86,7 @@ class Training:
 
     def values(self) -> dict[str, Any]:
         """Return all settings as plain values."""
-        return {name: value for name, value in asdict(self).items() if name != "scaled"}
+        return {name: value for name, value in asdict(self).items() if name not in COMPOSED}
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that the result depends on, as plain values."""

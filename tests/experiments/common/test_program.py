@@ -12,11 +12,11 @@ import torch
 from experiments.common.devices import device_name, find_device
 from experiments.common.program import help_text, program
 from experiments.common.work import processes
-from experiments.lra.settings import TrainOptions
+from experiments.lra.settings import Settings
 from experiments.plot import Options
 from experiments.table import Options as TableOptions
 
-OPTIONS = {"plot": Options, "train": TrainOptions, "table": TableOptions}
+OPTIONS = {"plot": Options, "train": Settings, "table": TableOptions}
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_help_says_what_each_option_is_and_names_the_choices_of_a_group():
     lines = help_text("plot", "COMMAND", "About.", Options).splitlines()
     assert lines[0] == "About." and "usage: COMMAND [OPTION=VALUE ...]" in lines
     assert any(line.startswith("  triton=null  ") and "of Triton" in line for line in lines)
-    lines = help_text("train", "COMMAND", None, TrainOptions).splitlines()
+    lines = help_text("train", "COMMAND", None, Settings).splitlines()
     (found,) = [line for line in lines if line.strip().startswith("attention=sparse")]
     assert "flash" in found and "reformer" in found
 

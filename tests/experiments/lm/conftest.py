@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.lm.settings import LmOptions, make_settings
+from experiments.lm.settings import Settings, make_settings
 
 LINES = "def f{0}(x):\n    return x + {0}\n"
 
@@ -30,7 +30,7 @@ def options(texts, tmp_path):
     """Options of a program, with changes."""
 
     def make(**changes):
-        found = OmegaConf.to_container(OmegaConf.structured(LmOptions))
+        found = OmegaConf.to_container(OmegaConf.structured(Settings))
         tiny = {"model": "tiny", "context": 32, "batch": 2, "steps": 12, "val_tokens": 64}
         places = {"runs": str(tmp_path / "runs"), "cache_dir": str(tmp_path / "cache")}
         fixed = {"device": "cpu", "data": str(texts), "eval_every": 6, "log_every": 2}

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 import experiments.conf
 from experiments.common.config import help_rows, words
 from experiments.lra.models.attention import KINDS
-from experiments.lra.settings import TrainOptions, make_settings
+from experiments.lra.settings import Settings, make_settings
 from experiments.lra.tasks.task import TASKS
 from tests.experiments.lra.training.cases import overrides
 from tests.processes import ROOT
@@ -94,7 +94,7 @@ REFUSED = {
 
 
 def test_bad_values_are_refused_in_one_line_that_names_them():
-    known = [text.partition("=")[0] for text, _ in help_rows(TrainOptions)]
+    known = [text.partition("=")[0] for text, _ in help_rows(Settings)]
     for given, expected in REFUSED.items():
         with pytest.raises((ValueError, HydraException)) as caught:
             settings("task=listops", "device=cpu", *given.split())
