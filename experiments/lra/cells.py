@@ -20,7 +20,7 @@ from experiments.lra.settings import Settings
 
 ALONE = "alone"  # the workload of a measured step
 WORK = ("batch", "precision", "layers", "dim", "heads")
-DEFAULTS = OmegaConf.to_container(OmegaConf.structured(Settings))
+DEFAULTS: Any = OmegaConf.to_container(OmegaConf.structured(Settings))
 # Settings that runs of one cell may differ in.
 FREE = {each.name for each in fields(Settings) if each.metadata.get("free")}
 FREE |= {"seed", "data_seed", "name", "init_from"}
