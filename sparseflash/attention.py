@@ -11,6 +11,7 @@ from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS
 from sparseflash.backends.registry import reasons
 from sparseflash.checks import check_tensors, is_empty, seed_tensor
 from sparseflash.distributed.plan import ContextParallel
+from sparseflash.dropout import is_table
 from sparseflash.dynamic.lengths import (
     Lengths,
     attend_within,
@@ -153,6 +154,8 @@ def attention(
         scale, dropout_p, deterministic, backend, terms,
         score=score, max_scores=return_max_scores, return_lse=return_lse,
     )  # fmt: skip
+    if is_table(seed):
+        options = options._replace(keyed=True)
     special = isinstance(mask, Picks | ContextParallel)
     if special or lengths is not None or starts is not None or type(q) is not Tensor:
         call: dict[str, Any] = {

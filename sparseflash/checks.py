@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
+from sparseflash.dropout import is_table
 
 
 def check_options(
@@ -163,8 +164,10 @@ def is_wrapped(given: Tensor) -> bool:
 
 def seed_tensor(seed: Any, device: torch.device) -> Tensor:
     """Return the seed of dropout as an int64 tensor (1,) on `device`; drawn by torch where it is
-    None.
+    None. A `key_table` stays.
     """
+    if is_table(seed):
+        return seed
     if seed is None:
         return torch.randint(2**63 - 1, (1,), device=device)
     if isinstance(seed, Tensor):

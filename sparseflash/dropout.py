@@ -9,8 +9,11 @@ The arithmetic is that of uint32 with wrap-around. torch has no such products an
 values are held in int32: products and sums have the same bits, right shifts are masked.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 VERSION = 2  # of what a seed drops; 1, to 23 November 2026, had a hash for every entry
 
@@ -20,6 +23,7 @@ KEY_STREAM = 0x85EBCA6B  # sets the stream of the keys apart from that of the qu
 QUERY_STEP, KEY_STEP = 0x9E3779B1, 0x85EBCA77
 SPREAD = 0xD2511F53  # a factor of Philox: both halves of a product of 64 bits
 FACTOR, QUERY_FACTOR, KEY_FACTOR = 0x846CA68B, 0x88F4DA73, 0x5B010BA3
+BEYOND = 256  # further entries of a table: kernels read whole tiles
 
 
 def keep_threshold(dropout_p: float) -> int:
@@ -38,13 +42,46 @@ def dropout_keys(seed: Tensor, batch: int, heads: int, n_q: int, n_k: int) -> tu
     """Keys (batch, heads, n / 2) of queries and of keys: uint32 bits in int32. Tokens 8 apart share
     one, so 16 tokens have 8 in a row; n is rounded up to a multiple of 16.
 
-    seed: int64 tensor with one element; the keys live on its device.
+    seed: int64 tensor with one element, or a `key_table`; the keys live on its device.
     """
-    seed = seed.reshape(())
-    head_id = torch.arange(batch * heads, device=seed.device).view(batch, heads, 1)
-    head = _mix(_mix(_low32(seed)) ^ _low32(seed >> 32) ^ _low32(head_id * HEAD_STEP))
+    if is_table(seed):
+        found = seed[2 : len(seed) - BEYOND].view(batch, heads, -1).split(seed[:2].tolist(), -1)
+        rows, columns = (
+            pad(x, (0, -(-n // 16) * 8 - x.shape[2]))
+            for x, n in zip(found, (n_q, n_k), strict=True)
+        )
+        return rows, columns
+    number = torch.arange(batch * heads, device=seed.device).view(batch, heads)
+    q, k = (torch.arange(0, n, 16, dtype=torch.int32, device=seed.device) for n in (n_q, n_k))
+    return _keys(seed, number, q, k)
+
+
+def key_table(seed: Tensor, number: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Return the keys of some heads and tokens of a larger call, which backends take as a seed.
+
+    Args:
+        seed: of the call, int64 with one element.
+        number: (B, H) int64, b * heads + h of each head in the call.
+        q, k: int tensors that broadcast to (B, H, n / 16): where each 16 tokens begin in the call.
+    """
+    rows, columns = _keys(seed, number, q.int(), k.int())
+    counts = [rows.new_full((1,), x.shape[2]) for x in (rows, columns)]
+    keys = torch.cat([rows, columns], -1).flatten()
+    return torch.cat([*counts, keys, keys.new_zeros(BEYOND)])
+
+
+def is_table(seed: Any) -> bool:
+    """Return whether a seed is a `key_table`."""
+    return isinstance(seed, Tensor) and seed.dtype == torch.int32
+
+
+def _keys(seed: Tensor, number: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    seed, number = seed.reshape(()), number.unsqueeze(-1)
+    head = _mix(_mix(_low32(seed)) ^ _low32(seed >> 32) ^ _low32(number * HEAD_STEP))
     key_head = _mix(head + _signed(KEY_STREAM))
-    q, k = (_first_of_pairs(n, seed.device) for n in (n_q, n_k))
+    # of each 16 the first 8, which stand for pairs
+    eight = torch.arange(8, dtype=torch.int32, device=seed.device)
+    q, k = ((x.unsqueeze(-1) + eight).flatten(-2) for x in (q, k))
     return q * _signed(QUERY_STEP) + head, k * _signed(KEY_STEP) + key_head
 
 
@@ -70,12 +107,6 @@ def keep_mask(seed: Tensor, batch: int, heads: int, n_q: int, n_k: int, dropout_
     """Bool (batch, heads, n_q, n_k): True where an attention probability survives dropout."""
     keep = keep_from_keys(*dropout_keys(seed, batch, heads, n_q, n_k), dropout_p)
     return keep[..., :n_q, :n_k]
-
-
-def _first_of_pairs(n: int, device: torch.device) -> Tensor:
-    """0 to 7, 16 to 23, and so on below n."""
-    sixteens = torch.arange(0, n, 16, dtype=torch.int32, device=device)
-    return (sixteens[:, None] + torch.arange(8, dtype=torch.int32, device=device)).flatten()
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def options_of(
         scale = float(scale)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     of_scores = term_options(terms, score)
-    return Options(scale, dropout_p, deterministic, backend, *of_scores, max_scores)
+    return Options(scale, dropout_p, deterministic, backend, *of_scores, max_scores=max_scores)
 
 
 class Request(NamedTuple):

@@ -23,6 +23,7 @@ class Call:
     heads: int = 4
     kv_heads: int = 2
     dropout_p: float = 0.0
+    keyed: bool = False  # dropout with a table of keys in the place of a seed
     deterministic: bool = False
     lse_gradient: bool = False
     terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
@@ -63,6 +64,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "1152 tokens": {"n": 1152},
     "deterministic": {"deterministic": True},
     "dropout": {"dropout_p": 0.1},
+    "keyed dropout": {"dropout_p": 0.1, "keyed": True},
     "LSE gradient": {"lse_gradient": True},
     "maxima": {"max_scores": True},
     "16 queries": {"n_q": 16},
@@ -86,7 +88,8 @@ CALLS = {  # by backend and head dims
         "blocks of 64, deterministic",
         "64 80 128 256": "split rows, dropout; split rows, dropout, deterministic;"
         "split rows, grouped heads",
-        "64 128 256": "blocks of 16; grouped heads, dropout",
+        "64 128 256": "blocks of 16; grouped heads, dropout; grouped heads, keyed dropout;"
+        "split rows, keyed dropout",
         "32 64 128 256": "scattered blocks, four heads share",
         "64 128": "causal, float16; causal, LSE gradient; dense, sink; dense, maxima; causal, sink;"
         "causal, maxima; split rows, sink; split rows, maxima; causal, v of 256",
@@ -107,7 +110,7 @@ CALLS = {  # by backend and head dims
     },
     "triton": {
         "24 32 40 64 72 128 192 256": "causal",
-        "32 64 128 256": "dense; causal, dropout; bias",
+        "32 64 128 256": "dense; causal, dropout; causal, keyed dropout; bias",
         "128": "causal, float16; causal, v of 64",
         "64": "blocks of 16; LSE gradient; maxima; sink",
         "128 256": "softcap",

@@ -201,7 +201,8 @@ def _launch(call: Call) -> None:
         mask = masks.parse(call.mask).build(n, block_size=call.block_size)
         schedule = schedule_for(mask, n, n, 1, heads, "cpu")
     backend = hopper if call.backend == "hopper" else portable
-    seed = torch.zeros(1, dtype=torch.int64) if call.dropout_p else None
+    dtype = torch.int32 if call.keyed else torch.int64  # a `key_table` is int32
+    seed = torch.zeros(1, dtype=dtype) if call.dropout_p else None
     cap, biased = 20.0 if "softcap" in call.terms else 0.0, {"slopes", "bias"} & {*call.terms}
     call_options = call.head_dim**-0.5, call.dropout_p, call.deterministic, call.backend
     terms, key = _terms(call, heads), ""
@@ -210,7 +211,7 @@ def _launch(call: Call) -> None:
         tables = {name: torch.zeros(shape).requires_grad_() for name, shape in shapes.items()}
         bound = sparseflash.score(fn)(**tables)
         key, terms = bound.key(), terms._replace(tables=tuple(t.detach() for t in bound.tables))
-    options = Options(*call_options, cap, bool(biased), key, call.max_scores)
+    options = Options(*call_options, cap, bool(biased), key, call.keyed, call.max_scores)
     problem = describe(q, k, v, call.mask, options, True)
 
     def walk(specs) -> Walk:

@@ -28,7 +28,7 @@ from sparseflash.score.rule import rule_of
 CALL = (
     "str mask, Tensor[]? schedule, SymInt[]? numbers, Tensor? seed, Tensor? sink, Tensor? bias,"
     " Tensor? slopes, Tensor[]? tables, float? scale, float dropout_p, bool deterministic,"
-    " str backend, float softcap, bool biased, str score, bool max_scores"
+    " str backend, float softcap, bool biased, str score, bool keyed, bool max_scores"
 )
 torch.library.define(
     "sparseflash::forward",

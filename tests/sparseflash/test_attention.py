@@ -6,7 +6,7 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash.dropout import keep_mask
+from sparseflash.dropout import keep_mask, key_table
 from sparseflash.schedule import blocks as schedule
 from sparseflash.testing import assert_close, relative_error
 from tests.op_cases import BACKENDS, MASK, assert_same, exact, run, small, token_major
@@ -84,6 +84,30 @@ def test_dropout_keeps_what_it_should(backend):
     kept = out > 0
     torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (n_k * (1 - p))))
     assert torch.equal(kept, keep_mask(torch.tensor([11]), batch, heads, n_q, n_k, p))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("block", [16, 64])
+def test_some_heads_and_tokens_drop_what_they_drop_in_the_whole(backend, block):
+    n, d, p, seed = 256, 64, 0.3, torch.tensor([2**40 + 9])
+    whole = keep_mask(seed, 2, 3, n, n, p)
+    heads, rows, cols = torch.tensor([[2, 4], [5, 0]]), [48, 240, 0], [[192, 0, 32, 64]]
+    cols = torch.tensor([*cols, [16, 224, 208, 128]]).unsqueeze(1)  # other keys in each entry
+    table = key_table(seed, heads, torch.tensor(rows), cols)
+    q, k, v = torch.zeros(2, 2, 40, d), torch.zeros(2, 1, d, d), torch.eye(d).expand(2, 1, d, d)
+    v = v.contiguous().requires_grad_()
+    mask = masks.dense().build(40, d, block_size=block)
+    out = sparseflash.attention(q, k, v, mask, dropout_p=p, seed=table, backend=backend)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
+    (dv,) = torch.autograd.grad(out, v, dout)
+    sixteen = torch.arange(16)
+    for b in range(2):
+        row = (torch.tensor(rows)[:, None] + sixteen).flatten()[:40]
+        col = (cols[b, 0][:, None] + sixteen).flatten()
+        kept = torch.stack([whole.flatten(0, 1)[h][row][:, col] for h in heads[b]])
+        assert torch.equal(out[b] > 0, kept)
+        exact = (kept.mT.float() @ dout[b]).sum(0) / (d * (1 - p))
+        torch.testing.assert_close(dv[b, 0], exact, rtol=1e-4, atol=1e-4)
 
 
 def dropped(seed=None):

@@ -23,6 +23,13 @@ _FACTOR_8 = tl.constexpr(definition.FACTOR * definition.QUERY_FACTOR % 2**32)
 _KEY_FACTOR = tl.constexpr(definition.KEY_FACTOR)
 
 
+@triton.constexpr_function
+def is_table(seed):
+    """Whether a seed, or what `head_keys` found with it, points to a table of keys."""
+    pointer = isinstance(seed, tl.tensor) and seed.dtype.is_ptr()
+    return pointer and seed.dtype.element_ty == tl.int32
+
+
 @triton.jit
 def mix(x):
     """lowbias32, a finaliser of 32-bit integers."""
@@ -36,18 +43,28 @@ def mix(x):
 
 @triton.jit
 def head_keys(seed_ptr, head):
-    """Return the keys with which the rows and the columns of one batch x head begin."""
-    seed = tl.load(seed_ptr)
-    low = seed.to(tl.uint32)
-    high = (seed >> 32).to(tl.uint32)
-    key = mix(mix(low) ^ high ^ (head.to(tl.uint32) * _HEAD_STEP))
-    return key, mix(key + _KEY_STREAM)
+    """Return the keys with which the rows and the columns of one batch x head begin; where the seed
+    is a `key_table`, pointers to all of them.
+    """
+    if is_table(seed_ptr):
+        rows = tl.load(seed_ptr)
+        keys = seed_ptr + 2 + head.to(tl.int64) * (rows + tl.load(seed_ptr + 1))
+        return keys, keys + rows
+    else:
+        seed = tl.load(seed_ptr)
+        low = seed.to(tl.uint32)
+        high = (seed >> 32).to(tl.uint32)
+        key = mix(mix(low) ^ high ^ (head.to(tl.uint32) * _HEAD_STEP))
+        return key, mix(key + _KEY_STREAM)
 
 
 @triton.jit
 def key_of(token, step, head):
     """Return the key of a query or key; one that is 8 tokens away has the same."""
-    return (token & -9).to(tl.uint32) * step + head
+    if is_table(head):
+        return tl.load(head + ((token >> 4) * 8 + (token & 7))).to(tl.uint32)
+    else:
+        return (token & -9).to(tl.uint32) * step + head
 
 
 @triton.jit

@@ -6,7 +6,14 @@ So what was decided takes no registers of its own until the gradient of P needs 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparseflash.kernels.common.dropout import KEY_STEP, QUERY_STEP, group_hash, key_of, noise
+from sparseflash.kernels.common.dropout import (
+    KEY_STEP,
+    QUERY_STEP,
+    group_hash,
+    is_table,
+    key_of,
+    noise,
+)  # fmt: skip
 from sparseflash.kernels.hopper.common import accumulator
 from sparseflash.kernels.hopper.masking import bit_layout
 
@@ -46,9 +53,12 @@ def tile_hash(row, row_head, block, column_head, COLUMNS: gl.constexpr, BLOCK: g
     rows = (row + gl.arange(0, 64, ROWS)).expand_dims(1).expand_dims(2).expand_dims(3)
     lanes = gl.arange(0, 4, LANES).expand_dims(0).expand_dims(1).expand_dims(3)
     pair = gl.arange(0, 2, PAIR).expand_dims(0).expand_dims(1).expand_dims(2)
-    # a number of the thread, plus one that is a compile-time constant of its register
-    columns = key_of(block * BLOCK, COLUMN_STEP, column_head) + key_of(lanes * 2, COLUMN_STEP, 0)
-    columns += key_of(eights(COLUMNS) * 8 % BLOCK + pair, COLUMN_STEP, 0)
+    eight = eights(COLUMNS) * 8 % BLOCK
+    if is_table(column_head):
+        columns = key_of(block * BLOCK + eight + lanes * 2 + pair, COLUMN_STEP, column_head)
+    else:  # a number of the thread, plus one that is a compile-time constant of its register
+        first = key_of(block * BLOCK, COLUMN_STEP, column_head)
+        columns = first + key_of(lanes * 2, COLUMN_STEP, 0) + key_of(eight + pair, COLUMN_STEP, 0)
     x = group_hash(key_of(rows, ROW_STEP, row_head), columns)  # [64, COLUMNS / 8, 4, 2]
     return gl.convert_layout(x.reshape([64, COLUMNS]), accumulator(COLUMNS), assert_trivial=True)
 

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.common.dropout import head_keys
+from sparseflash.kernels.common.dropout import head_keys, is_table
 from sparseflash.kernels.common.softmax import LOG2E
 from sparseflash.kernels.hopper.columns import (
     first_columns,
@@ -144,6 +144,9 @@ def _consumer(f, CONSUMER: gl.constexpr):
     l = gl.zeros([64, 4], gl.float32, WORDS)
     p = gl.zeros([64, BLOCK_N], DTYPE, P_OPERAND)
     row_head = f.threshold.to(gl.uint32)
+    if f.DROPOUT:
+        if is_table(f.seed):
+            row_head = f.seed
     column_head = row_head
     add = g > 0  # whether the tile has begun its sum
     last_bh = 0
