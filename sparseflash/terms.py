@@ -1,6 +1,7 @@
 """Terms of the softmax beside scale q k^T: sinks, soft-capping, and biases by distance."""
 
 import math
+from functools import lru_cache
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from sparseflash.backends.protocol import NO_TERMS, TermTensors
 from sparseflash.checks import check_tensors, is_number
+from sparseflash.score import rules
 from sparseflash.score.function import Bound, Score, check_fit
 
 
@@ -77,7 +79,7 @@ def term_tensors(terms: Terms | None, q: Tensor, k: Tensor, v: Tensor, score: An
     if score is None:
         return found
     score = bound(score)
-    check_fit(score.key(), score.tables, q, k, score.score.names)
+    check_fit(score, q.device, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
     return found._replace(tables=tuple(t.contiguous() for t in score.tables))
 
 
@@ -96,6 +98,33 @@ def _of_terms(terms: Terms, q: Tensor) -> TermTensors:
         _checked("bias", bias, (heads, length), q),
         _checked("slopes", terms.slopes, (heads,), q),
     )
+
+
+def as_score(terms: Terms, q: Tensor) -> Bound:
+    """Return softcap, slopes and bias as a score function; ValueError where they do not fit q."""
+    given = _of_terms(terms, q)
+    tensors = {"slopes": given.slopes, "bias": given.bias}
+    tensors = {name: t for name, t in tensors.items() if t is not None}
+    radius = 0 if given.bias is None else given.bias.shape[1] // 2
+    return _rule(float(terms.softcap or 0.0), given.slopes is not None, radius)(**tensors)
+
+
+@lru_cache(maxsize=64)
+def _rule(cap: float, sloped: bool, radius: int) -> Score:
+    def capped(s):
+        return rules.softcap(cap).fn(s) if cap else s
+
+    def with_slopes(s, h, q, k, n_q, n_k, slopes):
+        return rules.alibi.fn(capped(s), h, q, k, n_q, n_k, slopes)
+
+    def with_bias(s, h, q, k, n_q, n_k, bias):
+        return rules.relative(radius).fn(capped(s), h, q, k, n_q, n_k, bias)
+
+    def with_both(s, h, q, k, n_q, n_k, slopes, bias):
+        s = with_slopes(s, h, q, k, n_q, n_k, slopes)
+        return rules.relative(radius).fn(s, h, q, k, n_q, n_k, bias)
+
+    return Score((with_both if sloped else with_bias) if radius else with_slopes)
 
 
 def _checked(name: str, t: Any, shape: tuple[int, ...], q: Tensor) -> Tensor | None:

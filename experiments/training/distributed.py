@@ -168,10 +168,8 @@ def share(model: nn.Module, states: int, group: Group) -> "ContextParallel | Non
     given: Any = getattr(model, "masks", None) or [layer.mask for layer in layers]
     size = getattr(layers[0].mask, "block_size", (128,))[0]
     size = min(size, max(16, states // group.ways // 16 * 16))  # a block for every process
-    heads = {name: getattr(layers[0], name) for name in ("heads", "kv_heads", "head_dim")}
-    # dropout has the pattern of one process where heads travel
-    route: Any = "heads" if any(layer.dropout for layer in layers) else "auto"
-    options = heads | {"block_size": size, "route": route}
+    options: dict[str, Any] = {"block_size": size}
+    options |= {name: getattr(layers[0], name) for name in ("heads", "kv_heads", "head_dim")}
     first = context_parallel(group.context, given[0], states, **options)
     layers[0].mask = first
     for layer, mask in zip(layers[1:], given[1:], strict=True):

@@ -9,67 +9,111 @@ in one operator: an exchange with an autograd node of its own would be left out 
 nothing to differentiate, and the other ranks would wait for it.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from masks import BlockMask
 from sparseflash.backends.protocol import empty_out
 from sparseflash.distributed.exchange import in_kernels
+from sparseflash.distributed.places import Places
 from sparseflash.kernels.common.device import kernels_of
 from sparseflash.operators.attention import refuse_second_derivative
+from sparseflash.score.rule import rule_of
 
 PLANS: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
-TERMS = "Tensor? sink, Tensor? bias, Tensor? slopes"
-OPTIONS = "str plan, float? scale, float softcap, bool deterministic, str backend"
+CALL = (
+    "Tensor? seed, Tensor? sink, Tensor[]? tables, str plan, float? scale, float dropout_p,"
+    " float softcap, str score, bool deterministic, str backend"
+)
 torch.library.define(
     "sparseflash::context_forward",
-    f"(Tensor q, Tensor k, Tensor v, {TERMS}, {OPTIONS})"
+    f"(Tensor q, Tensor k, Tensor v, {CALL})"
     " -> (Tensor out, Tensor lse, Tensor fetched, Tensor guests)",
 )
 torch.library.define(
     "sparseflash::context_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    f" Tensor fetched, Tensor guests, {TERMS}, {OPTIONS})"
-    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
+    f" Tensor fetched, Tensor guests, {CALL})"
+    # those of a table that needs none are empty
+    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor[] dtables)",
 )
 
 
-def _options(
-    bias: Any, slopes: Any, scale: Any, softcap: float, deterministic: bool, backend: str
-) -> tuple[Any, ...]:
-    """Return what follows the mask in a call of our operators; without seed and sink."""
-    tensors = None, None, None, None, bias, slopes, None
-    biased = bias is not None or slopes is not None
-    return (*tensors, scale, 0.0, deterministic, backend, softcap, biased, "", False)
+class Call(NamedTuple):
+    """The arguments of both operators behind the tensors of tokens."""
+
+    seed: Tensor | None
+    sink: Tensor | None
+    tables: list[Tensor] | None  # of the score function
+    plan: str
+    scale: float | None
+    dropout_p: float
+    softcap: float
+    score: str
+    deterministic: bool
+    backend: str
+
+    def options(self, places: Places, batch: int) -> tuple[Any, ...]:
+        """Return what follows the mask in a call of our operators for a part; without the sink."""
+        seed, score, tables = None, self.score, self.tables
+        if self.dropout_p:
+            assert self.seed is not None
+            seed = places.keys(self.seed, batch)
+        if score:
+            score, tables = places.rule(score), [*(tables or ()), *places.tables]
+        numbers = self.scale, self.dropout_p, self.deterministic, self.backend, self.softcap
+        none = None, None, None
+        return None, None, seed, *none, tables, *numbers, False, score, seed is not None, False
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None, places: Places
+    ) -> tuple[Tensor, Tensor]:
+        """Return (out, LSE) of one part; 0 and -inf where it has no block."""
+        if mask is None:
+            dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+            return empty_out(q, v).zero_(), q.new_full(q.shape[:3], -torch.inf, dtype=dtype)
+        options = self.options(places, len(q))
+        return torch.ops.sparseflash.forward(q, k, v, mask.key, *options, True)[:2]
+
+    def backward(
+        self, queries: "Queries", k: Tensor, v: Tensor, mask: BlockMask | None, places: Places
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Return the gradients of q, k, v and the tables in one part, from the results of all
+        keys.
+        """
+        q, tables = queries.q, self.tables or ()
+        if mask is None:
+            dq, dk, dv, *dtables = (torch.zeros_like(t) for t in (q, k, v, *tables))
+            return dq, dk, dv, self.wanted(dtables)
+        call = queries.dout, queries.dlse, q, k, v, queries.out, queries.lse, mask.key
+        found = torch.ops.sparseflash.backward(*call, *self.options(places, len(q)))
+        return *found[:3], found[5][: len(tables)]
+
+    def wanted(self, tables: list[Tensor]) -> list[Tensor]:
+        """Return gradients of tables, empty ones where none is needed."""
+        kinds = rule_of(self.score).kinds if self.score else ()
+        return [t if kind.wanted else t.new_empty(0) for t, kind in zip(tables, kinds, strict=True)]
 
 
-def _part(
-    q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None, options: Any
-) -> tuple[Tensor, Tensor]:
-    """Return (out, LSE) of one part; 0 and -inf where it has no block."""
-    if mask is None:
-        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        return empty_out(q, v).zero_(), q.new_full(q.shape[:3], -torch.inf, dtype=dtype)
-    return torch.ops.sparseflash.forward(q, k, v, mask.key, *options, True)[:2]
+class Queries(NamedTuple):
+    """What a backward knows of some queries."""
 
+    q: Tensor
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None
 
-def _part_backward(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    mask: BlockMask | None, options: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return the gradients of q, k, v and the bias in one part, from the results of all keys."""
-    bias = options[4]
-    if mask is None:
-        zeros = None if bias is None else torch.zeros_like(bias)
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), zeros
-    call = dout, dlse, q, k, v, out, lse, mask.key
-    found = torch.ops.sparseflash.backward(*call, *options)
-    return *found[:3], None if bias is None else found[4]
+    def of(self, rows: Any) -> "Queries":
+        """Return those of some tokens; None: of all."""
+        if rows is None:
+            return self
+        taken: Any = (None if x is None else rows.take(x) for x in self)
+        return Queries(*taken)
 
 
 def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, rows: Any) -> None:
@@ -94,11 +138,11 @@ def _merge_parts(both: list[Tensor], other: Tensor, other_lse: Tensor) -> None:
 
 
 @torch.library.impl("sparseflash::context_forward", ("CPU", "CUDA"))
-def _forward(q, k, v, sink, bias, slopes, plan, scale, softcap, deterministic, backend):
-    cp = PLANS[plan]
-    cp.agree(q, v, scale, softcap, deterministic)
-    part, units, group = cp.part, cp.units, cp.group
-    options = _options(bias, slopes, scale, softcap, deterministic, backend)
+def _forward(q, k, v, *arguments):
+    call = Call(*arguments)
+    cp = PLANS[call.plan]
+    cp.agree(q, v, *call[4:])
+    part, units, group, places = cp.part, cp.units, cp.group, cp.places(q.device)
     keys, queries = cp.transfers(q.device)
     fetched = guests = q.new_empty(0)
     if keys:
@@ -109,89 +153,77 @@ def _forward(q, k, v, sink, bias, slopes, plan, scale, softcap, deterministic, b
     if part.together:
         fetched = keys.place(coming.wait())
         own_k, own_v = joined(keys, k, v, fetched)
-    out, lse = _part(q, own_k, own_v, part.local, options)
+    out, lse = call.forward(q, own_k, own_v, part.local, places.local)
     if queries:
         guests = queries.place(visiting.wait())
-        found = _part(units.tensor(guests), k, v, part.guests, options)
+        found = call.forward(units.tensor(guests), k, v, part.guests, places.guests)
         results = _with_numbers(units, found[0], found[1])
         home = cp.count(queries.send_back(results, group))
     if keys and not part.together:
         fetched = keys.place(coming.wait())
         if part.remote is not None:
             (come_k, come_v), rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
-            other = _part(_rows(q, rows, part.beyond), come_k, come_v, part.remote, options)
-            _merge(out, lse, _tokens(other[0], q, rows), _tokens(other[1], q, rows), rows)
+            far = q if rows is None else rows.take(q)
+            _merge(out, lse, *call.forward(far, come_k, come_v, part.remote, places.remote), rows)
     if queries:
         out, lse = _merge_results(out, lse, home.wait(), queries)
-    if sink is not None:
-        with_sink = torch.logaddexp(lse, sink[:, None].to(lse.dtype))
+    if call.sink is not None:
+        with_sink = torch.logaddexp(lse, call.sink[:, None].to(lse.dtype))
         out = out * (lse - with_sink).exp().unsqueeze(-1)
         lse = with_sink
     return _laid_out(empty_out(q, v), out), lse.contiguous(), fetched, guests
 
 
 @torch.library.impl("sparseflash::context_backward", ("CPU", "CUDA"))
-def _backward(
-    dout, dlse, q, k, v, out, lse, fetched, guests, sink, bias, slopes, plan, scale, softcap,
-    deterministic, backend,
-):  # fmt: skip
-    cp = PLANS[plan]
-    part, units, group = cp.part, cp.units, cp.group
-    options = _options(bias, slopes, scale, softcap, deterministic, backend)
+def _backward(dout, dlse, q, k, v, out, lse, fetched, guests, *arguments):
+    call = Call(*arguments)
+    cp = PLANS[call.plan]
+    part, units, group, places = cp.part, cp.units, cp.group, cp.places(q.device)
     keys, queries = cp.transfers(q.device)
-    dout = _rowwise(dout)
-    dq = dk = dv = dbias = dq2 = dk2 = dv2 = dbias2 = far = rows = None
+    own = Queries(q, out, lse, _rowwise(dout), dlse)
+    local = remote = visited = None
     if queries:
-        visiting = cp.count(queries.send_packed(_of_guests(queries, out, lse, dout, dlse), group))
+        visiting = cp.count(queries.send_packed(_of_guests(queries, own), group))
     if keys:
         if part.together:
-            own = joined(keys, k, v, fetched)
-            found = _part_backward(dout, dlse, q, own[0], own[1], out, lse, part.local, options)
-            far = keys.behind.pack(*found[1:3])
-            dq, dk, dv = found[0], *(t[:, :, : k.shape[2]] for t in found[1:3])
-            dbias = found[3]
+            own_k, own_v = joined(keys, k, v, fetched)
+            local = call.backward(own, own_k, own_v, part.local, places.local)
+            far = keys.behind.pack(*local[1:3])
+            local = local[0], *(t[:, :, : k.shape[2]] for t in local[1:3]), local[3]
         else:
-            rows, n = cp.far(q.device), part.beyond
-            come_k, come_v = _fetched(units, fetched, q.shape[3])
-            dq2, *far, dbias2 = _part_backward(
-                _rows(dout, rows, n), _rows(dlse, rows, n), _rows(q, rows, n), come_k, come_v,
-                _rows(out, rows, n), _rows(lse, rows, n), part.remote, options,
-            )  # fmt: skip
-            dq2 = _tokens(dq2, q, rows)
-            far = torch.cat([units.of(t).flatten(0, 2) for t in far], -1)
+            rows, come = cp.far(q.device), _fetched(units, fetched, q.shape[3])
+            remote = call.backward(own.of(rows), *come, part.remote, places.remote)
+            far = torch.cat([units.of(t).flatten(0, 2) for t in remote[1:3]], -1)
         if cp.early:
             home = cp.count(keys.send_back(far, group))
     if queries:
-        come = units.tensor(queries.place(visiting.wait()))
-        gdout = come[..., : v.shape[3]].contiguous()
-        glse, gdelta = _from_dtype(lse.dtype, come[..., v.shape[3] :])
-        gq = units.tensor(guests)
-        zero = torch.zeros_like(gdout)  # delta comes in as -dlse
-        call = gdout, -gdelta, gq, k, v, zero, glse, part.guests, options
-        gdq, dk2, dv2, _ = _part_backward(*call)
-        returning = cp.count(queries.send_back(units.of(gdq).flatten(0, 2), group))
-    if not part.together:
-        dq, dk, dv, dbias = _part_backward(dout, dlse, q, k, v, out, lse, part.local, options)
-        dbias = _sum(dbias, dbias2)
-        if rows is not None:
-            rows.add(dq, dq2)
-        else:
-            dq = _sum(dq, dq2)
+        visitors = _visitors(units, queries.place(visiting.wait()), guests, lse.dtype)
+        visited = call.backward(visitors, k, v, part.guests, places.guests)
+        returning = cp.count(queries.send_back(units.of(visited[0]).flatten(0, 2), group))
+    if local is None:
+        local = call.backward(own, k, v, part.local, places.local)
     if keys and not cp.early:
         home = cp.count(keys.send_back(far, group))
-    dk, dv = _sum(dk, dk2), _sum(dv, dv2)
+    dq, dk, dv, dtables = local
+    if remote is not None:
+        if rows is None:
+            dq = dq + remote[0]
+        else:
+            rows.add(dq, remote[0])
+        dtables = _sums(dtables, remote[3])
+    if visited is not None:
+        dk, dv, *dtables = _sums([dk, dv, *dtables], [*visited[1:3], *visited[3]])
     if keys:
         keys.add((dk, dv), home.wait())
     if queries:
         queries.add((dq,), returning.wait())
     dsink = lse.new_empty(0)
-    if sink is not None:
-        delta = _delta(dout, out, lse, dlse)
-        probability = (sink[:, None].to(lse.dtype) - lse).exp()
-        dsink = -(probability * delta).sum((0, 2)).to(sink.dtype)
-    pairs: Any = ((q, dq), (k, dk), (v, dv))
-    dbias = lse.new_empty(0) if dbias is None else dbias
-    return *(_laid_out(torch.empty_like(x), dx) for x, dx in pairs), dsink, dbias
+    if call.sink is not None:
+        probability = (call.sink[:, None].to(lse.dtype) - lse).exp()
+        dsink = -(probability * _delta(own)).sum((0, 2)).to(call.sink.dtype)
+    pairs = (q, dq), (k, dk), (v, dv)
+    laid_out = (_laid_out(torch.empty_like(x), dx) for x, dx in pairs)
+    return *laid_out, dsink, dtables
 
 
 def _laid_out(result: Tensor, x: Tensor) -> Tensor:
@@ -217,15 +249,24 @@ def joined(keys: Any, k: Tensor, v: Tensor, fetched: Tensor) -> list[Tensor]:
     return joined
 
 
-def _of_guests(queries: Any, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
+def _of_guests(queries: Any, own: Queries) -> Tensor:
     """Return packed units of dout, with LSE and delta, of the queries that travel."""
-    pack = queries.outgoing.pack
-    packed = pack(dout)
-    delta = (packed.to(lse.dtype) * pack(out).to(lse.dtype)).sum(-1)
-    if dlse is not None:
-        delta -= pack(dlse.unsqueeze(-1).to(lse.dtype)).squeeze(-1)
+    pack, lse = queries.outgoing.pack, own.lse
+    packed = pack(own.dout)
+    delta = (packed.to(lse.dtype) * pack(own.out).to(lse.dtype)).sum(-1)
+    if own.dlse is not None:
+        delta -= pack(own.dlse.unsqueeze(-1).to(lse.dtype)).squeeze(-1)
     numbers = torch.stack([pack(lse.unsqueeze(-1)).squeeze(-1), delta], -1)
     return torch.cat([packed, numbers.view(packed.dtype)], -1)
+
+
+def _visitors(units: Any, come: Tensor, guests: Tensor, dtype: torch.dtype) -> Queries:
+    """Return the queries that came, from what `_of_guests` packed."""
+    q, come = units.tensor(guests), units.tensor(come)
+    dim = come.shape[3] - 2 * dtype.itemsize // come.dtype.itemsize
+    dout = come[..., :dim].contiguous()
+    lse, delta = _from_dtype(dtype, come[..., dim:])
+    return Queries(q, torch.zeros_like(dout), lse, dout, -delta)  # delta comes in as -dlse
 
 
 def _from_dtype(dtype: torch.dtype, x: Tensor) -> list[Tensor]:
@@ -239,20 +280,8 @@ def _with_numbers(units: Any, out: Tensor, lse: Tensor) -> Tensor:
     return torch.cat([units.of(t).flatten(0, 2) for t in both], -1)
 
 
-def _sum(x: Any, other: Tensor | None) -> Any:
-    return x if other is None else x + other
-
-
-def _rows(x: Tensor | None, rows: Any, beyond: int) -> Any:
-    """Return the given tokens of x; all of them where rows is None, and 0 for so many beyond."""
-    if x is None or rows is not None:
-        return x if x is None else rows.take(x)
-    return pad(x, (0, 0) * (x.ndim - 3) + (0, beyond)) if beyond else x
-
-
-def _tokens(x: Tensor, q: Tensor, rows: Any) -> Tensor:
-    """Return x without the tokens beyond those of q."""
-    return x[:, :, : q.shape[2]] if rows is None else x
+def _sums(own: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    return [x + y for x, y in zip(own, others, strict=True)]
 
 
 def _rowwise(x: Tensor) -> Tensor:
@@ -260,9 +289,9 @@ def _rowwise(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _delta(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
-    delta = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
-    return delta if dlse is None else delta - dlse
+def _delta(own: Queries) -> Tensor:
+    delta = (own.dout.to(own.lse.dtype) * own.out.to(own.lse.dtype)).sum(-1)
+    return delta if own.dlse is None else delta - own.dlse
 
 
 def _merge_results(out: Tensor, lse: Tensor, come: Tensor, queries: Any) -> tuple[Tensor, Tensor]:
@@ -279,8 +308,8 @@ def _merge_results(out: Tensor, lse: Tensor, come: Tensor, queries: Any) -> tupl
 
 
 @torch.library.register_fake("sparseflash::context_forward")
-def _forward_fake(q, k, v, sink, bias, slopes, plan, *options):
-    cp = PLANS[plan]
+def _forward_fake(q, k, v, *arguments):
+    cp = PLANS[Call(*arguments).plan]
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     (batch, heads), size = cp.part.slices, cp.size
     rest = q.shape[0] // batch
@@ -295,28 +324,32 @@ def _forward_fake(q, k, v, sink, bias, slopes, plan, *options):
 
 
 @torch.library.register_fake("sparseflash::context_backward")
-def _backward_fake(dout, dlse, q, k, v, out, lse, fetched, guests, sink, bias, *options):
-    terms = (lse.new_empty(0) if t is None else torch.empty_like(t) for t in (sink, bias))
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *terms
+def _backward_fake(dout, dlse, q, k, v, out, lse, fetched, guests, *arguments):
+    call = Call(*arguments)
+    dsink = lse.new_empty(0) if call.sink is None else torch.empty_like(call.sink)
+    dtables = call.wanted([torch.empty_like(t) for t in call.tables or ()])
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsink, dtables
 
 
 def _save(ctx, inputs, output):
-    q, k, v, sink, bias, slopes, *ctx.options = inputs
+    q, k, v, *arguments = inputs
+    call = Call(*arguments)
     out, lse, fetched, guests = output
     ctx.mark_non_differentiable(fetched, guests)
-    ctx.save_for_backward(q, k, v, out, lse, fetched, guests, sink, bias, slopes)
+    tables = call.tables or ()
+    ctx.save_for_backward(q, k, v, out, lse, fetched, guests, call.seed, call.sink, *tables)
     ctx.set_materialize_grads(False)
+    ctx.options = call[3:]
 
 
 def _differentiate(ctx, dout, dlse, *_):
-    saved = ctx.saved_tensors
-    out, (sink, bias) = saved[3], saved[7:9]
-    dout = torch.zeros_like(out) if dout is None else dout
-    *gradients, dsink, dbias = torch.ops.sparseflash.context_backward(
-        dout, dlse, *saved, *ctx.options
-    )
-    gradients += [None if sink is None else dsink, None if bias is None else dbias, None]
-    return *gradients, *(None for _ in ctx.options)
+    *tensors, seed, sink = (found := ctx.saved_tensors)[:9]
+    call = Call(seed, sink, list(found[9:]) or None, *ctx.options)
+    dout = torch.zeros_like(tensors[3]) if dout is None else dout
+    *gradients, dsink, dtables = torch.ops.sparseflash.context_backward(dout, dlse, *tensors, *call)
+    dtables = [d if d.numel() else None for d in dtables]
+    others = None, None if sink is None else dsink, dtables or None
+    return *gradients, *others, *(None for _ in ctx.options)
 
 
 torch.library.register_autograd("sparseflash::context_forward", _differentiate, setup_context=_save)

@@ -4,7 +4,7 @@ See Jacobs et al., arXiv 2309.14509. The heads go to the ranks by their blocks, 
 heads differ are balanced as well.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ from torch import Tensor
 from masks import BlockMask
 from masks.runs import Ints
 from masks.take import blocks_of, moved
-from sparseflash.checks import seed_tensor
-from sparseflash.dropout import HEAD_STEP
 from sparseflash.select.base import Selector
 from sparseflash.terms import Terms
 
@@ -28,7 +26,6 @@ class Share:
     kv_heads: tuple[Ints, ...]  # for each rank, ascending
     heads: tuple[Ints, ...]  # the query heads of these
     masks: tuple[BlockMask, ...]
-    single: dict[Any, BlockMask] = field(default_factory=dict)  # of one head
 
 
 def share_of_heads(mask: BlockMask, heads: int, kv_heads: int, ranks: int) -> Share:
@@ -65,32 +62,28 @@ def share_of_heads(mask: BlockMask, heads: int, kv_heads: int, ranks: int) -> Sh
 
 
 def by_heads(
-    cp: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms, dropout_p: float,
-    seed: Any, options: dict[str, Any],
+    cp: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms, score: Any, seed: Any,
+    options: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Return the attention of own tokens: heads go out, all tokens of some heads are computed."""
-    share, rank = cp.share, cp.rank
-    if dropout_p and isinstance(cp.source, Selector):
-        raise ValueError(f"dropout_p is {dropout_p}: a plan of the selector {cp.source!r} has none")
-    order = cp.order(q.device)
-    cp.agree(q, v, options["scale"], options["deterministic"], dropout_p)
+    share, rank, order = cp.share, cp.rank, cp.order(q.device)
+    cp.agree(q, v, options["scale"], options["deterministic"], options["dropout_p"])
+    own = torch.from_numpy(share.heads[rank]).to(q.device)
     q, k, v = (
         _Exchanged.apply(x, _to_heads, _to_tokens, cp, of)
         for x, of in ((q, share.heads), (k, share.kv_heads), (v, share.kv_heads))
     )
     if order is not None:
         q, k, v = (x.index_select(2, order.argsort()) for x in (q, k, v))
-    own = torch.from_numpy(share.heads[rank]).to(q.device)
+    mask = cp.source(q, k) if isinstance(cp.source, Selector) else share.masks[rank]
+    if cp.inner is None:  # which knows its heads
+        places = cp.whole_places(q.device)
+        if score is not None:
+            score = places.score(score)
+        if options["dropout_p"]:
+            seed = places.keys(seed, len(q))
     terms = _of_heads(terms, own)
-    if dropout_p:
-        if seed is None:  # one for all ranks
-            seed = seed_tensor(None, q.device)
-            dist.broadcast(seed, group_src=0, group=cp.group)
-        options |= {"dropout_p": dropout_p, "seed": seed_tensor(seed, q.device)}
-        found = _one_by_one(cp, attend, q, k, v, terms, options)
-    else:
-        mask = cp.source(q, k) if isinstance(cp.source, Selector) else share.masks[rank]
-        found = attend(q, k, v, mask, terms=terms, **options)
+    found = attend(q, k, v, mask, terms=terms, score=score, seed=seed, **options)
     results = found if isinstance(found, tuple) else (found,)
     if order is not None:
         results = [x.index_select(2, order) for x in results]
@@ -99,47 +92,9 @@ def by_heads(
     return (out, *(x.squeeze(-1) for x in numbers)) if numbers else out
 
 
-def _one_by_one(
-    cp: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms, options: dict[str, Any]
-) -> Any:
-    """Attend head by head, each with a seed that drops what the seed of the call drops there.
-
-    The hash of dropout takes the number of the head as an exclusive or with the seed's upper half.
-    """
-    mask, rank = cp.share.masks[cp.rank], cp.rank
-    group, bounds = q.shape[1] // k.shape[1], ("lengths", "starts")
-    queries, keys, values = (x.flatten(0, 1).split(1) for x in (q, k, v))
-    single, found = cp.share.single, []
-    for i, (b, h) in enumerate(np.ndindex(*q.shape[:2])):
-        at = b % mask.batch, h * mask.heads // q.shape[1]
-        if (rank, at) not in single:
-            single[rank, at] = _slice(mask, *at)
-        number = (b * cp.heads + int(cp.share.heads[rank][h])) * HEAD_STEP % 2**32
-        number -= 2**32 if number >= 2**31 else 0
-        call = options | {"seed": options["seed"] ^ (number << 32)}
-        call |= {x: None if options[x] is None else options[x][b : b + 1] for x in bounds}
-        own = _of_heads(terms, slice(h, h + 1))
-        kv = b * k.shape[1] + h // group
-        qkv = (x.unsqueeze(0) for x in (queries[i], keys[kv], values[kv]))
-        found.append(attend(*qkv, single[rank, at], terms=own, **call))
-    if not isinstance(found[0], tuple):
-        return torch.cat(found, 1).unflatten(1, q.shape[:2])[0]
-    return tuple(torch.cat(x, 1).unflatten(1, q.shape[:2])[0] for x in zip(*found, strict=True))
-
-
 def _of_heads(terms: Terms, heads: Any) -> Terms:
     found: Any = (x[heads] if torch.is_tensor(x) else x for x in terms)
     return Terms(*found)
-
-
-def _slice(mask: BlockMask, b: int, h: int) -> BlockMask:
-    """Return the mask of one batch entry and head."""
-    if mask.batch == mask.heads == 1:
-        return mask
-    blocks = blocks_of(mask)
-    found = blocks.where(blocks.slice == b * mask.heads + h)
-    found = found._replace(slice=found.slice * 0)
-    return BlockMask(*moved(mask, found, mask.n_q, mask.n_k, None, (1, 1)))
 
 
 def _to_heads(x: Tensor, cp: Any, heads: tuple[Ints, ...]) -> Tensor:

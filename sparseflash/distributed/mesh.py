@@ -126,7 +126,9 @@ class Grid(ContextParallel):
         ranks = dist.get_world_size(groups[1])
         part = own.partition(ranks, owner=found.owner, **sizes._asdict())
         given = source if mask.heads == 1 else own
-        self.inner = ContextParallel(groups[1], given, own, part, route)
+        self.number, self.whole_heads = share.heads[self.rank], self.heads
+        heads = self.number, self.heads
+        self.inner = ContextParallel(groups[1], given, own, part, route, *heads)
         self.share = replace(share, masks=(self.inner,) * self.ranks)
         self.n, self.size, self.owner = self.inner.n, self.inner.size, found.owner
         ends = self.inner.tokens * np.arange(self.ranks + 1) // self.ranks
@@ -156,6 +158,9 @@ class Grid(ContextParallel):
     def check_agreement(self) -> None:
         self.inner.check_agreement()
         super().check_agreement()
+
+    def shared_seed(self, seed: Any, device: torch.device) -> Any:
+        return seed  # the inner plan shares one of its own
 
     def explain(self) -> str:
         return "\n".join([super().explain(), "of its heads:", self.inner.explain()])

@@ -13,19 +13,22 @@ from torch import Tensor
 
 from masks import BlockMask, Mask, dense, documents
 from masks.analysis.partition import Partition
-from sparseflash.checks import check_tensors
+from masks.runs import Ints
+from sparseflash.checks import check_tensors, seed_tensor
 from sparseflash.distributed import attention as operators
 from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
 from sparseflash.distributed.heads import Share, by_heads, share_of_heads
+from sparseflash.distributed.places import RUN, PartPlaces, Places, places_of_part
 from sparseflash.distributed.route import part_of
 from sparseflash.distributed.selected import OwnRows, block_size_of, by_choice, differs_by_head
 from sparseflash.dynamic.lengths import check_bounds, real_tokens
 from sparseflash.request import as_mask_or_selector
+from sparseflash.score.function import check_fit
 from sparseflash.select.base import Selector
-from sparseflash.terms import Terms, term_options, term_tensors
+from sparseflash.terms import Terms, as_score, bound, term_options, term_tensors
 
 RECENT = 256  # plans of other masks that are kept: of the layers, and of lengths
-KEPT = ("_others", "_places", "_transfers", "_far")  # caches of a plan
+KEPT = ("_others", "_tokens_of", "_transfers", "_far", "_places")  # caches of a plan
 _numbers = itertools.count()
 
 
@@ -50,11 +53,13 @@ class ContextParallel:
     """
 
     rows: OwnRows | None = None  # of a selector
+    inner: Any = None  # the plan of the second dimension of a mesh
 
     def __init__(
         self, group: Any, source: Mask | BlockMask | Selector, mask: BlockMask, found: Partition,
-        route: str, by_distance: bool = False,
+        route: str, number: Ints | None = None, whole_heads: int = 0,
     ):  # fmt: skip
+        """Make the plan; number, whole_heads: of its heads where it has some of those of a call."""
         if isinstance(source, Selector) and route == "blocks":
             route = "keys"
         if isinstance(source, Selector) and route == "heads" and differs_by_head(source):
@@ -75,8 +80,8 @@ class ContextParallel:
         # peer comes, a transfer holds multiprocessors, and ranks reach it at different times.
         self.early = found.transfer > 0.02 * found.compute
         self._others: dict[Any, ContextParallel] = {}  # by the mask, for the same owners
-        self._by_distance: ContextParallel | None = None
-        self._places: dict[Any, Tensor] = {}  # of tokens, by rank and device
+        self._tokens_of: dict[Any, Tensor] = {}  # their places, by rank and device
+        self._places: dict[torch.device, PartPlaces] = {}
         self._transfers: dict[torch.device, tuple[Transfer | None, Transfer | None]] = {}
         self._far: dict[torch.device, Rows | None] = {}
         width = np.minimum((np.arange(mask.rows) + 1) * self.size, self.n)
@@ -84,16 +89,16 @@ class ContextParallel:
         self._tokens = np.bincount(self.owner, width, self.ranks).astype(int)
         self.tokens = int(self._tokens[self.rank])
         self.share: Share | None = None
+        self.number: Ints = np.arange(self.heads) if number is None else number
+        self.whole_heads = whole_heads or self.heads
         if route == "heads":
             self.share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
+            self.number = self.share.heads[self.rank]
         elif isinstance(source, Selector):
             self.rows = OwnRows(self)
         else:
             call: Any = mask, self.owner, self.ranks, self.heads, self.kv_heads
-            if by_distance:
-                call = *call, False, False, True
-            else:
-                call = *call, route == "blocks", found.together
+            call = *call, route == "blocks", found.together
             self.part, *travels = part_of(self.rank, *call)
             self.fetches, self.visits = travels
             self.units = Units(self.part.slices, self.size)
@@ -119,7 +124,7 @@ class ContextParallel:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs, which binds the plan to its own group."""
-        unbound = {"group": None, "bound": False, "_by_distance": None, "_agreed": False}
+        unbound = {"group": None, "bound": False, "_agreed": False}
         return self.__dict__ | unbound | {name: {} for name in KEPT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -171,11 +176,11 @@ class ContextParallel:
 
     def _positions(self, rank: int, device: Any) -> Tensor:
         key = rank, str(device)
-        if key not in self._places:
+        if key not in self._tokens_of:
             token = np.arange(self.n)
             own = token[self.owner[token // self.size] == rank]
-            self._places[key] = torch.from_numpy(own).to(device)
-        return self._places[key]
+            self._tokens_of[key] = torch.from_numpy(own).to(device)
+        return self._tokens_of[key]
 
     def order(self, device: torch.device) -> Tensor | None:
         """Return the places of all tokens, rank by rank; None where they ascend."""
@@ -210,7 +215,8 @@ class ContextParallel:
         return made
 
     def _made(self, source: Any, mask: BlockMask, found: Partition) -> "ContextParallel":
-        return ContextParallel(self._group(), source, mask, found, self.route)
+        heads = self.number, self.whole_heads
+        return ContextParallel(self._group(), source, mask, found, self.route, *heads)
 
     def _group(self) -> Any:
         return self.group if self.bound else (self.rank, self.ranks)
@@ -227,19 +233,6 @@ class ContextParallel:
         # queries, then keys of: before, within, and after; only what is within has both
         q, k = ([(*(s, 0)[::i], e - s, *(self.n - e, 0)[::i]) for s, e in rows] for i in (1, -1))
         return self.with_mask(self.source & documents(q, k))
-
-    def by_distance(self) -> "ContextParallel":
-        """Return the plan whose parts hold keys at their distances; keys travel, no queries."""
-        if np.count_nonzero(np.diff(self.owner)) != len(np.unique(self.owner)) - 1:
-            raise ValueError(
-                "terms has slopes or a bias, which go by distance, and the owners"
-                f" {self.partition.name!r} of the plan scatter the tokens: make it with"
-                " owner='contiguous' or route='heads'"
-            )
-        if self._by_distance is None:
-            call = self._group(), self.source, self.mask, self.partition, self.route
-            self._by_distance = ContextParallel(*call, by_distance=True)
-        return self._by_distance
 
     def check_agreement(self) -> None:
         """Raise ValueError on every rank unless all have made the same plan."""
@@ -260,49 +253,65 @@ class ContextParallel:
 
     def attend(self, *inputs: Any, **options: Any) -> Any:
         """Run `sparseflash.attention`, which is `attend`, for the own queries over all keys."""
-        if self.changes or self.rows is not None:
+        terms = options["terms"]
+        distances = terms is not None and (terms.slopes is not None or terms.bias is not None)
+        if self.changes or self.rows is not None or distances:
             return _outside(self, *inputs, **options)
         return self._attend(*inputs, **options)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, terms: Any, score: Any,
-        attend: Any,
-        lengths: Any, starts: Any, dropout_p: float, seed: int | Tensor | None,
-        return_lse: bool, return_max_scores: bool, deterministic: bool, backend: str,
+        self, q: Tensor, k: Tensor, v: Tensor, *, attend: Any, terms: Terms | None, score: Any,
+        seed: Any, **options: Any,
     ) -> Any:  # fmt: skip
+        """options: the other ones of `attention`."""
         self.check(q, k, v)
-        if score is not None:
-            raise ValueError(
-                "score is given, which attention over several ranks does not support: take"
-                " terms=sparseflash.Terms(...), or one rank"
-            )
-        term_options(terms)  # raises where it is something else
+        term_options(terms, score)  # raises where they are something else
         terms = Terms() if terms is None else terms
-        self.refuse({"dropout_p": dropout_p, "return_max_scores": return_max_scores})
-        if self.rows is not None:
-            far = {"lengths": lengths, "starts": starts, "slopes": terms.slopes, "bias": terms.bias}
-            self.refuse(far)
-            options = {"scale": scale, "deterministic": deterministic, "backend": backend}
-            options |= {"return_lse": return_lse, "terms": terms}
-            return by_choice(self, attend, q, k, v, options)
+        if score is not None:
+            score = bound(score)
+            check_fit(score, q.device, (len(q), self.whole_heads, self.n, self.n))
+        if options["dropout_p"]:
+            seed = self.shared_seed(seed, q.device)
+        blocks_travel = self.share is None or self.inner is not None
+        if blocks_travel and (terms.slopes is not None or terms.bias is not None):
+            terms, score = Terms(terms.sink), as_score(terms, q)
         if self.share is not None:
-            options = {"scale": scale, "deterministic": deterministic, "backend": backend}
-            options |= {"lengths": lengths, "starts": starts, "return_lse": return_lse}
-            options |= {"return_max_scores": return_max_scores}
-            return by_heads(self, attend, q, k, v, terms, dropout_p, seed, options)
+            return by_heads(self, attend, q, k, v, terms, score, seed, options)
+        self.refuse("return_max_scores", options["return_max_scores"])
+        lengths, starts = options.pop("lengths"), options.pop("starts")
+        if self.rows is not None:
+            self.refuse("lengths", lengths)
+            self.refuse("starts", starts)
+            return by_choice(self, attend, q, k, v, score, seed, options | {"terms": terms})
         plan, ends = self, None
         if lengths is not None or starts is not None:
             ends, starts = check_bounds(lengths, starts, q.shape[0], self.n, q.device)
             plan = plan.within(ends, starts)
-        if terms.slopes is not None or terms.bias is not None:
-            plan = plan.by_distance()
-        call = scale, float(terms.softcap or 0.0), deterministic, backend
-        tensors = term_tensors(terms, q, k, v, None)
-        out, lse, *_ = torch.ops.sparseflash.context_forward(q, k, v, *tensors[:3], plan.key, *call)
+        tables = [] if score is None else [t.contiguous() for t in score.tables]
+        call = operators.Call(
+            seed if options["dropout_p"] else None,
+            term_tensors(terms, q, k, v, None).sink,
+            tables or None,
+            plan.key,
+            options["scale"],
+            options["dropout_p"],
+            float(terms.softcap or 0.0),
+            "" if score is None else score.key(),
+            options["deterministic"],
+            options["backend"],
+        )
+        out, lse, *_ = torch.ops.sparseflash.context_forward(q, k, v, *call)
         if ends is not None:  # the LSE of padding is -inf, beside a sink as well
             real = real_tokens(ends, self.n, starts)[:, self.positions(q.device)]
             lse = lse.masked_fill(~real[:, None], -torch.inf)
-        return (out, lse) if return_lse else out
+        return (out, lse) if options["return_lse"] else out
+
+    def shared_seed(self, seed: int | Tensor | None, device: torch.device) -> Tensor:
+        """Return the seed of all ranks: that of the first where none is given."""
+        found = seed_tensor(seed, device)
+        if seed is None:
+            dist.broadcast(found, group_src=0, group=self.group)
+        return found
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Raise ValueError for tensors that do not fit each other or the plan."""
@@ -318,14 +327,26 @@ class ContextParallel:
         if self.mask.batch not in (1, q.shape[0]):
             raise ValueError(f"q has batch {q.shape[0]}, the mask of the plan {self.mask.batch}")
 
-    def refuse(self, options: dict[str, Any]) -> None:
-        """Raise ValueError for options that only a plan whose heads travel supports."""
-        for name, value in options.items():
-            if self.route != "heads" and value is not None and value is not False and value != 0.0:
-                raise ValueError(
-                    f"{name} is {value}, and blocks of tokens travel in this plan, which attention"
-                    " with it does not support: make the plan with route='heads'"
-                )
+    def refuse(self, name: str, value: Any) -> None:
+        """Raise ValueError for an option that only a plan whose heads travel supports."""
+        if value is not None and value is not False:
+            raise ValueError(
+                f"{name} is {value}, and blocks of tokens travel in this plan, which attention"
+                " with it does not support: make the plan with route='heads'"
+            )
+
+    def places(self, device: torch.device) -> PartPlaces:
+        """Return where the tokens and heads of each part stand."""
+        if device not in self._places:
+            call = self.part, self.size, self.n, self.number, self.whole_heads, device
+            self._places[device] = places_of_part(*call)
+        return self._places[device]
+
+    def whole_places(self, device: torch.device) -> Places:
+        """Return where the own heads of the whole sequence stand."""
+        number, token = torch.from_numpy(self.number), torch.arange(0, self.n, RUN)[None, None]
+        number, token, n = (x.to(device) for x in (number, token, torch.tensor(self.n)))
+        return Places(number, self.whole_heads, token, token, n)
 
     def transfers(self, device: torch.device) -> tuple[Transfer | None, Transfer | None]:
         """Return those of keys and of queries; None where nothing of the kind travels anywhere."""

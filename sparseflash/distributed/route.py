@@ -21,6 +21,7 @@ class Exchange:
     send: tuple[Ints, ...]  # for each peer, slice * blocks of the sent tensor + place
     slots: tuple[Ints, ...]  # for each peer, slice * `blocks` + place in the received tensor
     blocks: int  # of the received tensor, in every slice
+    number: Ints  # (slices, blocks) the block of tokens in each slot
 
     @property
     def sent(self) -> int:
@@ -31,10 +32,6 @@ class Exchange:
     def received(self) -> int:
         """Units."""
         return sum(map(len, self.slots))
-
-    def back(self, blocks: int) -> "Exchange":
-        """Return the exchange of what belongs to the units, the other way."""
-        return Exchange(self.slots, self.send, blocks)
 
 
 @dataclass(frozen=True)
@@ -49,21 +46,17 @@ class Part:
     far: Ints | None  # places of the own blocks that need keys that came; None: of all
     together: bool  # whether `local` has all keys: own ones, to a full block, and those that came
     local: BlockMask | None  # own queries, own keys; None: no block
-    remote: BlockMask | None  # own queries of `far`, and `beyond` further ones; keys that came
+    remote: BlockMask | None  # own queries of `far`, keys that came
     guests: BlockMask | None  # queries that came, own keys
-    beyond: int = 0  # tokens
 
 
 def part_of(
     rank: int, mask: BlockMask, owner: Ints, ranks: int, heads: int, kv_heads: int,
-    queries: bool = True, together: bool = False, by_distance: bool = False,
+    queries: bool = True, together: bool = False,
 ) -> tuple[Part, bool, bool]:  # fmt: skip
     """Return the part of a rank, and whether any key and whether any query travels at all.
 
     together: one call for all keys, where every block of the rank needs some that come.
-    by_distance: the last query and the last key of the remote part stand at the same place of the
-        sequence, and none is left out between, so that distances are right. The own blocks have to
-        follow one another.
     """
     blocks, n, size = blocks_of(mask), mask.rows, mask.block_size[0]
     unit = units(mask, blocks.slice, kv_heads)
@@ -73,11 +66,7 @@ def part_of(
     own = np.flatnonzero(owner == rank)
     width = np.minimum((np.arange(n) + 1) * size, mask.n_k) - np.arange(n) * size
     many = int(width[own].sum())
-    ends = None
-    if by_distance and len(own):
-        used = np.append(np.flatnonzero(way.keys[:, rank].any(0)), own[[0, -1]])
-        ends = int(used.min()), int(used.max()) + 1
-    keys, key_slot = exchange_of(rank, way.keys, owner, place, ends)
+    keys, key_slot = exchange_of(rank, way.keys, owner, place)
     guests, guest_slot = exchange_of(rank, way.queries, owner, place)
     own_slot = np.broadcast_to(place, key_slot.shape)
 
@@ -92,11 +81,10 @@ def part_of(
     here, there = way.here == rank, way.there == rank
     remote = here & ~there & ~way.visits
     needs = np.zeros(n, bool)  # keys that come
-    needs[own if ends else blocks.row[remote]] = True
+    needs[blocks.row[remote]] = True
     far = np.flatnonzero(needs)
     line = np.broadcast_to(np.cumsum(needs) - 1, key_slot.shape)  # of a block among `far`
     most, fetched, visitors = int(width[far].sum()), keys.blocks * size, guests.blocks * size
-    beyond = (ends[1] - int(own[0])) * size - many if ends else 0
     together = together and 0 < len(far) == len(own)
     if together:
         both = np.where(owner == rank, place, len(own) + key_slot)
@@ -112,9 +100,8 @@ def part_of(
         None if len(far) == len(own) else place[far],
         together,
         local,
-        None if together else part(remote, line, key_slot, most + beyond, fetched, False),
+        None if together else part(remote, line, key_slot, most, fetched, False),
         part(there & way.visits, guest_slot, own_slot, visitors, many, True),
-        beyond,
     )
     return made, bool(way.keys.any()), bool(way.queries.any())
 
@@ -128,14 +115,12 @@ def places_of(owner: Ints) -> Ints:
     return place
 
 
-def exchange_of(
-    rank: int, travels: Bools, owner: Ints, place: Ints, ends: tuple[int, int] | None = None
-) -> tuple[Exchange, Ints]:
+def exchange_of(rank: int, travels: Bools, owner: Ints, place: Ints) -> tuple[Exchange, Ints]:
     """Return the exchange of a rank where `travels` (slices, ranks, blocks) says who receives
     what, and the slot of each block that comes, (slices, blocks).
 
     The slots of a slice go by source, then by block: what comes is in place without a copy where
-    the mask has one slice. With `ends` every block from the first to the last one has a slot.
+    the mask has one slice.
     """
     ranks = travels.shape[1]
     order = np.argsort(owner, kind="stable")
@@ -143,8 +128,9 @@ def exchange_of(
     slot = np.zeros(come.shape, np.int64)
     slot[:, order] = np.cumsum(come[:, order], axis=1) - 1
     most = int(come.sum(1).max())
-    if ends:
-        slot, most = np.broadcast_to(np.arange(len(owner)) - ends[0], come.shape), ends[1] - ends[0]
+    number = np.zeros((len(come), most), np.int64)
+    u, block = np.nonzero(come)
+    number[u, slot[u, block]] = block
     counts = np.bincount(owner, minlength=ranks)
     send, slots = [], []
     for peer in range(ranks):
@@ -152,4 +138,4 @@ def exchange_of(
         send.append(u * counts[rank] + place[block])
         u, block = np.nonzero(come & (owner == peer))
         slots.append(u * most + slot[u, block])
-    return Exchange(tuple(send), tuple(slots), most), slot
+    return Exchange(tuple(send), tuple(slots), most, number), slot

@@ -20,6 +20,7 @@ from masks.runs import Ints
 from masks.tiles import edge_tiles
 from sparseflash.distributed.attention import joined
 from sparseflash.distributed.exchange import Transfer, Units
+from sparseflash.distributed.places import runs
 from sparseflash.distributed.route import exchange_of, places_of
 from sparseflash.dynamic.selection import Selection, built, heads_of, to_device
 from sparseflash.select.base import Selector
@@ -76,17 +77,26 @@ class OwnRows:
 
 
 def by_choice(
-    cp: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
-) -> Any:
+    cp: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor, score: Any, seed: Any,
+    options: dict[str, Any],
+) -> Any:  # fmt: skip
     """Choose blocks for the own queries, receive them, and run `attend` over these."""
-    cp.agree(q, v, options["scale"], options["deterministic"])
+    cp.agree(q, v, options["scale"], options["deterministic"], options["dropout_p"])
     with torch.no_grad():
         summary = _summaries(cp, k)
         found = cp.source.select_rows(q, summary, cp.rows) if cp.tokens else None
         transfer, lying = _transfer(cp, found, q)
         mask = None if found is None else _local(cp, found, lying, q)
     k, v = _Fetched.apply(k, v, cp, transfer)  # pyright: ignore[reportGeneralTypeIssues]
-    return attend(q, k, v, mask, **options)
+    if cp.tokens and (score is not None or options["dropout_p"]):
+        own = torch.from_numpy(cp.rows.own).to(q.device)[None, None]
+        q_runs, k_runs = (runs(x, cp.size) for x in (own, lying))
+        places = cp.whole_places(q.device)._replace(q=q_runs, k=k_runs)
+        if score is not None:
+            score = places.score(score)
+        if options["dropout_p"]:
+            seed = places.keys(seed, len(q))
+    return attend(q, k, v, mask, score=score, seed=seed, **options)
 
 
 def _summaries(cp: Any, k: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -21,7 +22,7 @@ from masks.predicate.expression import (
     read_tensor,
     walk,
 )  # fmt: skip
-from sparseflash.checks import is_empty, is_wrapped
+from sparseflash.checks import is_wrapped
 from sparseflash.score.rule import SYMBOLS, Kind, load, rule_of, symbols, text_of
 
 Kinds = tuple[tuple[int, torch.dtype, bool, bool], ...]
@@ -142,6 +143,19 @@ class _OfClosure(Score):
         return _OfClosure, (self.name, self.names, self.logits)
 
 
+def placed(bound: Bound, text: str, tables: tuple[Tensor, ...]) -> Bound:
+    """Return a score function with the rule of `text`, which has further tables."""
+    return Bound(_of_rule(bound.score.number, text), (*bound.tables, *tables))
+
+
+@lru_cache(maxsize=512)
+def _of_rule(number: int, text: str) -> Score:
+    """Return the score function that score `number` becomes."""
+    score, rule = _scores[number], rule_of(text)
+    names = *score.names, *(f"place {i}" for i in range(len(rule.kinds) - len(score.names)))
+    return _OfClosure(score.name, names, rule.logits)
+
+
 def from_score_mod(score_mod: Callable[..., Any]) -> Bound:
     """Return a function (score, b, h, q_idx, kv_idx), with the tensors that it indexes.
 
@@ -240,15 +254,16 @@ def trace(fn: Callable[..., Any], name: str, values: dict[str, Any]) -> Expressi
     return rule
 
 
-def check_fit(
-    text: str, tables: tuple[Tensor, ...], q: Tensor, k: Tensor, names: tuple[str, ...]
-) -> None:
-    """Raise ValueError for tables on another device, or smaller than a symbol that indexes them."""
-    sizes = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
+def check_fit(bound: Bound, device: torch.device, sizes: tuple[int, int, int, int]) -> None:
+    """Raise ValueError for tables on another device, or smaller than a symbol that indexes them.
+
+    sizes: batch, query heads, queries and keys.
+    """
+    text, tables, names = bound.key(), bound.tables, bound.score.names
     for name, t in zip(names, tables, strict=True):
-        if t.device != q.device:
-            raise ValueError(f"{name} is on {t.device}, q on {q.device}; move it there")
-        if not t.numel() and not is_empty(q, k):
+        if t.device != device:
+            raise ValueError(f"{name} is on {t.device}, q on {device}; move it there")
+        if not t.numel() and all(sizes):
             raise ValueError(f"{name} has shape {tuple(t.shape)}; give at least one entry")
     for table, dim, place in _bare(text):
         have, need = tables[table].shape[dim], sizes[place]

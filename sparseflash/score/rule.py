@@ -169,16 +169,13 @@ def distance_form(node: Expression) -> Expression:
     parts = {part.op: part for part in walk(node)}
     if "q" not in parts or "k" not in parts:
         return node
-    return _substituted(node, parts["k"], ops.add(whole(0, {parts["q"]: 1}), atom("d")), {})
+    return substituted(node, {parts["k"]: ops.add(whole(0, {parts["q"]: 1}), atom("d"))})
 
 
-def _substituted(
-    node: Expression, old: Expression, new: Expression, known: dict[Expression, Expression]
-) -> Expression:
-    if node is old:
-        return new
+def substituted(node: Expression, known: dict[Expression, Expression]) -> Expression:
+    """Return the expression with others in the place of those that `known` has; it gets more."""
     if node not in known:
-        args = [_substituted(arg, old, new, known) for arg in node.args]
+        args = [substituted(arg, known) for arg in node.args]
         if node.op == "sum":
             made = whole(node.data[0], {})
             for arg, factor in zip(args, node.data[1], strict=True):

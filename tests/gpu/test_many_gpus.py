@@ -5,7 +5,7 @@ memory, and a rank that is lost.
 import os
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -83,6 +83,63 @@ def families(rank: int, n: int) -> None:
 @pytest.mark.parametrize("n", [1536, 1450])
 def test_every_family_equals_one_gpu(n):
     on_two(families, n)
+
+
+def placed(rank: int, n: int) -> None:
+    """Dropout, score functions and biases by distance, which go by places in the sequence."""
+    heads, kv_heads, dim = 8, 4, 64
+    g = torch.Generator("cuda").manual_seed(0)
+    shapes = (heads, dim), (kv_heads, dim), (kv_heads, dim), (heads, dim)
+    qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").bfloat16() for h, d in shapes]
+    given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+    drop = {"dropout_p": 0.3, "seed": 2**40 + 9}
+    relative = sparseflash.score_rules.relative(40)
+    bias = torch.randn(heads, 81, generator=g, device="cuda")
+
+    def run(what: str, mask: Any, *given: Any, wide: bool = False, **more: Any) -> list[Any]:
+        table = (bias.double() if wide else bias.clone()).requires_grad_()
+        if "score" in what:
+            more["score"] = relative(bias=table)
+        if "bias" in what:
+            more["terms"] = sparseflash.Terms(bias=table)
+        return [*attend(mask, *given, **more), table.grad]
+
+    for i, (name, owner, route, what) in enumerate((
+        ("causal", "zigzag", "blocks", "dropout"),
+        ("sliding", "contiguous", "keys", "dropout"),
+        ("longformer", "auto", "blocks", "dropout"),  # queries travel
+        ("random by head", "snake", "blocks", "dropout"),
+        ("by sequence", "zigzag", "heads", "dropout"),
+        ("causal", "zigzag", "blocks", "score"),
+        ("longformer", "auto", "blocks", "dropout score"),
+        ("bigbird", "contiguous", "heads", "dropout score"),
+        ("causal", "zigzag", "keys", "bias"),
+    )):  # fmt: skip
+        mask, options = FAMILIES[name](n), dict(drop) if "dropout" in what else {}
+        exact = run(
+            what, mask, *(x.double() for x in given), wide=True, backend="reference", **options
+        )
+        one = run(what, mask, *given, **options)
+        cp: Any = context_parallel(
+            None, mask, n, heads=heads, kv_heads=kv_heads, owner=owner, route=cast(Any, route)
+        )
+        own = [cp.shard(x, 2) for x in given]
+        found, again = (run(what, cp, *own, deterministic=True, **options) for _ in range(2))
+        if found[5] is not None:
+            dist.all_reduce(found[5])
+            dist.all_reduce(again[5])
+        for j, (a, b, c, d) in enumerate(zip(found, again, exact, one, strict=True)):
+            if a is None:
+                continue
+            error = relative_error(a, c if j == 5 else cp.shard(c, 2))
+            bar = 2 * relative_error(d, c) + 1e-3
+            assert error < bar, (i, name, owner, route, what, j, error, bar)
+            assert torch.equal(a, b), (i, name, owner, route, what, j)
+
+
+@pytest.mark.parametrize("n", [1536, 1450])
+def test_dropout_and_scores_equal_one_gpu(n):
+    on_two(placed, n)
 
 
 def selectors(rank: int, n: int) -> None:
