@@ -6,6 +6,7 @@ transfers left out: the difference is what they cost. See docs/guide/many_gpus.m
 
     ours     `sparseflash.distributed`, its own choice of owners and of what travels
     heads    the same with route="heads" (Ulysses)
+    grid     a mesh of two dimensions: two ranks share the heads, the others blocks of tokens
     torch    FlexAttention with torch's context parallelism: all keys are gathered first
     ring     torch's ring attention, causal masks only
     one      one device with the whole sequence
@@ -32,14 +33,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import sparseflash
 from experiments.bench.cases import DTYPES, Case
 from experiments.bench.gate import Gate
 from experiments.bench.step import MIB, draw
+from experiments.common import figures as f
 from experiments.common.devices import find_device
-from experiments.common.rows import Row, found, last_versions
+from experiments.common.rows import OK, Row, found, last_versions
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import runner
 from experiments.studies.runner import both, choices, free
@@ -47,7 +52,7 @@ from masks import interop
 from sparseflash.distributed import ContextParallel, context_parallel
 
 KEY = "provider direction heads kv_heads n_q head_dim dtype ranks link".split()
-PROVIDERS = ("ours", "heads", "torch", "ring", "one")
+PROVIDERS = ("ours", "heads", "grid", "torch", "ring", "one")
 DIRECTIONS = ("forward", "backward")
 BLOCK = 128
 entered = ExitStack()  # what the way that is measured has entered
@@ -188,10 +193,10 @@ class Measured:
         self.gate = Gate(case, *self.whole)
         self.prepared = lru_cache(1)(self._prepared)
 
-    def plan(self, **how: Any) -> ContextParallel:
+    def plan(self, mesh: Any = None, **how: Any) -> ContextParallel:
         """Return a plan of the whole sequence."""
         sizes = {name: getattr(self.case, name) for name in ("heads", "kv_heads", "head_dim")}
-        return context_parallel(None, self.case.blocks, self.case.n_q, **sizes, **how)
+        return context_parallel(mesh, self.case.blocks, self.case.n_q, **sizes, **how)
 
     def _prepared(self, name: str) -> tuple[Any, ContextParallel | None, Row]:
         """Return the call of a way, its plan, and fields of its rows, after the gate."""
@@ -288,14 +293,22 @@ class Measured:
 
     # ---- ways: each returns (call of own q, k and v, plan, fields of the rows) ----
 
-    def _ours(self, **how: Any) -> Any:
-        plan = self.plan(**how)
+    def _ours(self, mesh: Any = None, **how: Any) -> Any:
+        plan = self.plan(mesh, **how)
         facts = {"owner": plan.partition.name, "route": plan.route}
         facts |= {"imbalance": plan.partition.imbalance, "share": plan.partition.share}
+        facts["modelled"] = plan.partition.speedup
         return partial(sparseflash.attention, mask=plan), plan, facts
 
     def _heads(self) -> Any:
         return self._ours(route="heads", owner="contiguous")
+
+    def _grid(self) -> Any:
+        ranks = dist.get_world_size()
+        if ranks < 4 or ranks % 2:
+            raise ValueError(f"{ranks} ranks are no mesh of two heads and more: give ranks=4 or 8")
+        mesh = init_device_mesh(self.device.type, (2, ranks // 2), mesh_dim_names=("heads", "cp"))
+        return self._ours(mesh)
 
     def _one(self) -> Any:
         return partial(sparseflash.attention, mask=self.case.blocks), None, {}
@@ -335,7 +348,6 @@ class Measured:
         return call, plan, {"owner": name}
 
     def _ring(self) -> Any:
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.experimental import context_parallel as shared
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -373,8 +385,9 @@ def tables(frame: Any) -> dict[str, str]:
 
 
 def _table(by_mask: dict[str, dict[str, Any]]) -> str:
-    head = ["mask", "density", "one, ms", "ours, ms", "speed-up", "transfers, %", "MB sent"]
-    head += ["TFLOP/s a GPU", "peak GiB", "plan ms", *(f"/ {name}" for name in PROVIDERS[1:4])]
+    head = ["mask", "density", "one, ms", "ours, ms", "speed-up", "model", "transfers, %"]
+    head += ["MB sent", "TFLOP/s a GPU", "peak GiB", "plan ms"]
+    head += [f"/ {name}" for name in PROVIDERS[1:5]]
     lines = []
     for mask, rows in by_mask.items():
 
@@ -396,9 +409,59 @@ def _table(by_mask: dict[str, dict[str, Any]]) -> str:
         )
         lines.append([
             f"`{name}`", short(first.get("density")), *(short(x) if x else "" for x in (one, ours)),
-            over(one, ours), exposed, short(total("ours", "mb_sent")), over(flops, ours),
+            over(one, ours), short(mine["modelled"]) if mine.get("modelled") else "", exposed,
+            short(total("ours", "mb_sent")), over(flops, ours),
             short((mine.get("peak_mib") or 0.0) / 1024), short(mine.get("plan_ms")),
-            *(over(total(p), ours) for p in PROVIDERS[1:4]),
+            *(over(total(p), ours) for p in PROVIDERS[1:5]),
         ])  # fmt: skip
     kept = [i for i in range(len(head)) if any(line[i] not in ("", "0", MISSING) for line in lines)]
     return markdown([[line[i] for i in kept] for line in [head, *lines]])
+
+
+def figures(frame: Any) -> dict[str, Figure]:
+    """Return, for each length, heads and link that several numbers of ranks were measured with, how
+    many times one device they are, with the model in grey.
+    """
+    rows = [row for row in found(last_versions(frame, KEY)) if row.status == OK]
+    settings: dict[tuple[Any, ...], list[Any]] = {}
+    for row in rows:
+        key = row.heads, row.kv_heads, row.n_q, row.link, row.device
+        settings.setdefault(key, []).append(row)
+    made = {}
+    for (heads, kv_heads, n, link, device), own in settings.items():
+        ranks = sorted({row.ranks for row in own})
+        if len(ranks) < 2:
+            continue
+        names = {make(n): name for name, make in MASKS.items()}
+        figure, axes = plt.subplots(figsize=(f.COLUMN, 2.8))
+        f.reference(axes, ranks, ranks, "ideal")
+        masks = dict.fromkeys(row.mask for row in own)
+        for i, mask in enumerate(masks):
+            points = _points([row for row in own if row.mask == mask])
+            look = f.Style(f"C{i}", "osD^vPX*"[i % 8], "-")
+            f.curve(axes, [*points], [p[0] for p in points.values()], look, names.get(mask, mask))
+            model = {count: p[1] for count, p in points.items() if p[1]}
+            axes.plot([*model], [*model.values()], color="0.75", lw=0.7, zorder=0)
+        axes.set(xscale="log", xlabel="devices", xticks=ranks, xticklabels=ranks)
+        axes.minorticks_off()
+        f.plain_log_axis(axes, 2, "x")
+        f.legend(figure, [axes], columns=3, most=9)
+        made[f.file_name("scaling", heads, kv_heads, n, link, device)] = figure
+    return made
+
+
+def _points(rows: list[Any]) -> dict[int, tuple[float, float | None]]:
+    """Return the speed-up of ours over one device, and that of the model, by ranks."""
+    ms: dict[int, dict[str, float]] = {}
+    model: dict[int, float | None] = {}
+    for row in rows:
+        ms.setdefault(row.ranks, {})[f"{row.provider} {row.direction}"] = row.ms_median
+        if row.provider == "ours":
+            model[row.ranks] = row.get("modelled")
+    needed = [f"{name} {d}" for name in ("one", "ours") for d in DIRECTIONS]
+    found: dict[int, tuple[float, float | None]] = {}
+    for count, times in sorted(ms.items()):
+        if all(name in times for name in needed):
+            one, ours = (sum(times[f"{name} {d}"] for d in DIRECTIONS) for name in ("one", "ours"))
+            found[count] = one / ours, model[count]
+    return found

@@ -20,6 +20,7 @@ from sparseflash.distributed import attention as operators
 from sparseflash.distributed import context_parallel
 from sparseflash.distributed import exchange as exchange_of
 from sparseflash.distributed.exchange import Chosen, Rows, Transfer, Units
+from sparseflash.distributed.places import Places
 from sparseflash.distributed.route import Exchange
 from sparseflash.select.base import Selector
 from tests.processes import on_ranks
@@ -190,6 +191,38 @@ def families(rank: int, world: int, n: int) -> None:
 @pytest.mark.parametrize(("world", "n"), [(2, 300), (3, 192), (4, 256)])
 def test_every_family_equals_one_process(world, n):
     on_ranks(world, families, n)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+def test_a_part_scores_and_drops_as_the_whole_does(backend):
+    n, heads, seed = 96, torch.tensor([2, 0]), torch.tensor([2**40 + 9])
+    rows, cols = torch.tensor([[[32, 80, 0]]]), torch.tensor([[[64, 0, 16], [16, 80, 48]]])
+    call = Call(n, 4, 4, None, torch.float32, scored=True)
+    q, k, v = (x[:1] for x in call.qkv)
+    dout, allowed = torch.zeros(1, 4, n, DIM_V), torch.zeros(4, n, n, dtype=torch.bool)
+    sixteen = torch.arange(16)
+    row, *columns = ((x[:, None] + sixteen).flatten() for x in (*rows[0], *cols[0]))
+    for h, column in zip(heads.tolist(), columns, strict=True):
+        dout[0, h, row] = call.dout[0, h, row]
+        allowed[h, row[:, None], column] = True
+    whole = {name: x.clone().requires_grad_() for name, x in call.tables.items()}
+    part = {name: x.clone().requires_grad_() for name, x in call.tables.items()}
+    exact = sparseflash.attention(
+        q, k, v, allowed, score=SCORE(**whole), dropout_p=0.3, seed=seed, backend="reference"
+    )
+    exact.backward(dout)
+    places = Places(heads, 4, rows, cols, torch.tensor(n))
+    k, v = (
+        torch.stack([x[0, h, c] for h, c in zip(heads, columns, strict=True)])[None] for x in (k, v)
+    )
+    out = sparseflash.attention(
+        q[:, heads][:, :, row], k, v, score=places.score(SCORE(**part)), dropout_p=0.3,
+        seed=places.keys(seed, 1), backend=backend,
+    )  # fmt: skip
+    out.backward(dout[:, heads][:, :, row])
+    torch.testing.assert_close(out, exact[:, heads][:, :, row], atol=1e-5, rtol=1e-4)
+    for name in whole:
+        torch.testing.assert_close(part[name].grad, whole[name].grad, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("n", [96, 90])
