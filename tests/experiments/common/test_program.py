@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments.common.devices import device_name, find_device
-from experiments.common.program import help_text, program
+from experiments.common.program import program
 from experiments.common.work import processes
 from experiments.lra.settings import Settings
 from experiments.plot import Options
@@ -89,26 +89,6 @@ def test_the_remaining_jobs_of_a_sweep_still_run(run, tmp_path):
     status, error, seen = run("out=a,b", f"hydra.sweep.dir={tmp_path}", "-m", main=main)
     assert status == 2 and [options.out for options, _ in seen] == ["a", "b"]
     assert "failed: out=a\n" in error
-
-
-def test_help_says_what_each_option_is_and_names_the_choices_of_a_group():
-    lines = help_text("plot", "COMMAND", "About.", Options).splitlines()
-    assert lines[0] == "About." and "usage: COMMAND [OPTION=VALUE ...]" in lines
-    assert any(line.startswith("  triton=null  ") and "of Triton" in line for line in lines)
-    lines = help_text("train", "COMMAND", None, Settings).splitlines()
-    (found,) = [line for line in lines if line.strip().startswith("attention=sparse")]
-    assert "flash" in found and "reformer" in found
-
-
-def test_files_of_a_users_folder_stand_beside_ours(run, tmp_path):
-    (tmp_path / "task").mkdir()
-    (tmp_path / "task" / "mine.yaml").write_text(
-        "# @package _global_\ndefaults: [listops]\ntask: { max_length: 77 }\n"
-    )
-    words = ["--config-dir", str(tmp_path), "task=mine", "task.limit=3"]
-    status, _, [(options, _)] = run(*words, name="train")
-    assert status == 0 and options["task"]["name"] == "listops"
-    assert options["task"]["max_length"] == 77
 
 
 # ---- devices and processes

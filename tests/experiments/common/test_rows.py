@@ -8,7 +8,7 @@ import pytest
 
 from experiments.common import provenance
 from experiments.common.rows import Rows, frame, last_versions, read
-from experiments.common.tables import MISSING, aligned, markdown, mean_std, pivot, short
+from experiments.common.tables import MISSING, pivot
 
 KEY = ("name", "n", "round")
 
@@ -96,25 +96,6 @@ def test_a_pivot_keeps_the_order_of_the_rows():
     table = pivot(frame(rows), ["n"], "name", lambda found: f"{found.ms.mean():g}")
     assert list(table.columns) == ["n", "b", "a"]
     assert table.b.tolist() == ["1.5", "3"] and table.a.tolist() == ["2", MISSING]
-
-
-def test_tables_as_text():
-    lines = [["name", "a|b"], ["x", "1,000"], ["long", "–"]]
-    assert aligned(lines) == "name    a|b\nx     1,000\nlong      –"
-    assert markdown(lines).split("\n")[:3] == [
-        r"| name | a\|b |",
-        "| --- | ---: |",
-        "| x | 1,000 |",
-    ]
-    table = frame([{"name": "x", "a|b": "1,000"}, {"name": "long", "a|b": None}])
-    assert markdown(table) == markdown(lines) and aligned(table) == aligned(lines)
-
-
-def test_numbers_as_text():
-    values = [0.12345, 12.345, 1234.5, 0.0, None, float("nan")]
-    assert [*map(short, values)] == ["0.123", "12.3", "1,230", "0", MISSING, MISSING]
-    assert mean_std([1.0, 3.0]) == "2.0 ± 1.4" and mean_std([1.26], 2) == "1.26"
-    assert mean_std([]) == MISSING
 
 
 # ---- where rows come from

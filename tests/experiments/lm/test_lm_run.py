@@ -1,7 +1,5 @@
 """Runs of language models: they learn, continue bit for bit, and say what they found, in tables."""
 
-import gc
-import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -115,22 +113,6 @@ def test_equal_time_is_that_of_the_dense_steps_of_plan_masks(settings):
     given = {"steps": 8, "plan": "equal_time"}
     assert settings(**given, mask="sliding:8", case="sliding").steps == 24
     assert settings(**given, mask="dense", case="dense").steps == 8
-
-
-def test_nothing_of_a_run_stays_in_memory(settings, monkeypatch):
-    """Else the peak of the next run of a process holds it."""
-    kept, run = [], Session.run
-
-    def watched(self):
-        result = run(self)
-        kept.extend(map(weakref.ref, (self.trainer, self.trainer.flat.values)))
-        return result
-
-    monkeypatch.setattr(Session, "run", watched)
-    for provider in ("standard", "sdpa", "sparse"):
-        train(settings(provider=provider, steps=2))
-        gc.collect()
-        assert all(ref() is None for ref in kept)
 
 
 def test_what_is_compiled_and_captured(options, monkeypatch):
