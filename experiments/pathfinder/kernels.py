@@ -6,6 +6,9 @@ Growth places the snakes of one image: two long ones side by side, then the shor
 occupancy `mask` of an image holds the masks of all paddles, except the newest of a growing snake,
 which would collide with the next at the joint. A frame of `half` pixels saves the bounds checks.
 Paddles may extend into the frame.
+
+Numba keeps the compiled kernel and notices changes of this file only. After a change of the
+constants in geometry.py, delete experiments/pathfinder/__pycache__.
 """
 
 from typing import NamedTuple
