@@ -18,14 +18,12 @@ from sparseflash.decoding.call import decode
 from sparseflash.layers import BlockSparseAttention, Rotary
 from sparseflash.score import Bound, Score, score
 from sparseflash.score import rules as score_rules
-from sparseflash.terms import Terms
 
 __all__ = [
     "BlockSparseAttention",
     "Bound",
     "Rotary",
     "Score",
-    "Terms",
     "attention",
     "clear_cache",
     "decode",

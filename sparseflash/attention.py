@@ -31,12 +31,12 @@ from sparseflash.request import (
     options_of,
     refuse_unknown,
     request_of,
+    term_tensors,
     wants_grad,
 )
 from sparseflash.schedule.blocks import Schedule, schedule_for
 from sparseflash.score.function import Bound, Score
 from sparseflash.shards import is_sharded, on_shards
-from sparseflash.terms import Terms, term_tensors
 
 BoolArray = np.ndarray | Tensor
 AnyMask = Mask | BlockMask | Selection | Picks | Schedule | ContextParallel | BoolArray | None
@@ -48,7 +48,7 @@ class Keywords(TypedDict, total=False):
     lengths: Lengths | None
     starts: Lengths | None
     scale: float | None
-    terms: Terms | None
+    sink: Tensor | None
     score: Score | Bound | None
     dropout_p: float
     seed: int | Tensor | None
@@ -92,7 +92,7 @@ def attention(
     lengths: Lengths | None = None,
     starts: Lengths | None = None,
     scale: float | None = None,
-    terms: Terms | None = None,
+    sink: Tensor | None = None,
     score: Score | Bound | None = None,
     return_lse: bool = False,
     return_max_scores: bool = False,
@@ -125,13 +125,15 @@ def attention(
             sequences are padded on the left. With N_q = N_k the output of earlier queries is 0,
             their LSE -inf. The mask counts tokens from 0, not from the start.
         scale: of the scores; D ** -0.5 by default.
-        terms: what the softmax has beside scale q k^T, such as attention sinks; see `Terms`.
+        sink: (H_q,), a logit of each query head that joins the denominator of all its queries and
+            has no value, as in gpt-oss. It has a gradient. A query with nothing to attend to has
+            the LSE `sink`. See Xiao et al., arXiv 2309.17453.
         score: a function that changes the scores, with its tensors; see `sparseflash.score`.
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
             float32, or float64 like q, differentiable.
         return_max_scores: also return the largest logit of each query's allowed keys, of the shape
-            and dtype of the LSE, without a gradient: scale q k^T with the terms of the scores,
-            before dropout. A sink is not part of it. It comes last.
+            and dtype of the LSE, without a gradient: scale q k^T after `score`, before
+            dropout. A sink is not part of it. It comes last.
         dropout_p: probability that a probability is dropped; the choice is a function of
             (seed, b, h, q, k).
         seed: int or one-element int64 tensor for dropout; drawn from torch's generator by default.
@@ -151,15 +153,15 @@ def attention(
     if unknown:
         refuse_unknown("attention", unknown)
     options = options_of(
-        scale, dropout_p, deterministic, backend, terms,
-        score=score, max_scores=return_max_scores, return_lse=return_lse,
+        scale, dropout_p, deterministic, backend, score=score, max_scores=return_max_scores,
+        return_lse=return_lse,
     )  # fmt: skip
     if is_table(seed):
         options = options._replace(keyed=True)
     special = isinstance(mask, Picks | ContextParallel)
     if special or lengths is not None or starts is not None or type(q) is not Tensor:
         call: dict[str, Any] = {
-            "scale": options.scale, "terms": terms, "score": score, "dropout_p": dropout_p,
+            "scale": options.scale, "sink": sink, "score": score, "dropout_p": dropout_p,
             "seed": seed, "deterministic": options.deterministic, "backend": backend,
             "lengths": lengths, "starts": starts, "return_lse": return_lse,
             "return_max_scores": return_max_scores,
@@ -171,8 +173,8 @@ def attention(
             return _reduced(q, k, v, mask, call)
     q, k, v = autocast(q, k, v)
     tensors = NO_TERMS
-    if terms is not None or score is not None:
-        tensors = term_tensors(terms, q, k, v, score)
+    if sink is not None or score is not None:
+        tensors = term_tensors(sink, score, q, k, v)
     direct = plain(q, k, v, *filter(torch.is_tensor, tensors.flat))
     plan, schedule = None, None
     if direct:
@@ -206,10 +208,10 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
     """
     if unknown := {name: x for name, x in call.items() if name not in Call.__annotations__}:
         refuse_unknown("explain", unknown)
-    terms, score = call.get("terms"), call.get("score")
+    score = call.get("score")
     dropout_p, backend = call.get("dropout_p", 0.0), call.get("backend", "auto")
     options = options_of(
-        call.get("scale"), dropout_p, call.get("deterministic", False), backend, terms, score=score,
+        call.get("scale"), dropout_p, call.get("deterministic", False), backend, score=score,
         max_scores=call.get("return_max_scores", False), return_lse=call.get("return_lse", False),
     )  # fmt: skip
     q, k, v = autocast(q, k, v)
@@ -227,7 +229,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
     if lengths is not None or starts is not None:
         factor = options.scale or q.shape[-1] ** -0.5
         lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
-        padding = padding_for(terms, score, mask, q.shape[2], k.shape[2])
+        padding = padding_for(score, mask, q.shape[2], k.shape[2])
         q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding, starts)
     request = request_of(q, k, v, mask, options, needs_grad=True)
     problem = request.problem()
@@ -235,7 +237,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
         schedule_for(request.mask, *extents_of(q, k), problem.device, kv_heads=k.shape[1])
     if dropout_p:
         seed_tensor(call.get("seed"), problem.device)
-    term_tensors(terms, q, k, v, score)
+    term_tensors(call.get("sink"), score, q, k, v)
     for direction in DIRECTIONS:
         why_not = reasons(problem, direction)
         wanted = why_not if backend == "auto" else [backend]

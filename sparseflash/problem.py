@@ -16,8 +16,6 @@ class Options(NamedTuple):
     dropout_p: float
     deterministic: bool
     backend: str
-    softcap: float = 0.0  # 0: none
-    biased: bool = False  # whether the terms have slopes or a bias
     score: str = ""  # the key of a score function; see `sparseflash.score.rule.rule_of`
     keyed: bool = False  # whether the seed is a table; see `sparseflash.dropout.key_table`
     max_scores: bool = False  # whether the largest logit of each query is kept

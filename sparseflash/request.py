@@ -28,8 +28,8 @@ from sparseflash.dynamic.selection import Selection
 from sparseflash.picks.picks import Picks
 from sparseflash.problem import Options, Problem, describe
 from sparseflash.schedule.blocks import Schedule
+from sparseflash.score.function import bound, check_fit
 from sparseflash.select.base import Selector
-from sparseflash.terms import term_options
 
 REMEDIES = {  # what other functions call it: what to write here
     "attn_mask": "pass mask=, a masks.Mask or a bool tensor, True where allowed",
@@ -47,6 +47,7 @@ REMEDIES = {  # what other functions call it: what to write here
     "softcap": "pass score=sparseflash.score_rules.softcap(cap)",
     "alibi_slopes": "pass score=sparseflash.score_rules.alibi(slopes=...)",
     "score_mod": "pass score=sparseflash.score(fn)",
+    "s_aux": "pass sink=",
     "return_softmax_lse": "pass return_lse=True",
     "embed_dim": "pass dim=",
     "num_heads": "pass heads=",
@@ -59,8 +60,8 @@ SAME = {
 }  # fmt: skip
 
 ABSENT = {
-    "decode": ("terms", "score", "dropout_p"),
-    "BlockSparseAttention": ("terms", "scale", "return_lse"),
+    "decode": ("sink", "score", "dropout_p"),
+    "BlockSparseAttention": ("sink", "scale", "return_lse"),
 }  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def refuse_unknown(function: str, given: dict[str, Any]) -> None:
     for name, value in given.items():
         shown = type(value).__name__ if isinstance(value, Tensor) else repr(value)
         text = f"{function}() has no argument {name}, which is {shown[:60]}"
-        own = f"pass {name}=" if name in ("terms", "score") else None
+        own = f"pass {name}=" if name in ("sink", "score") else None
         how = REMEDIES.get(SAME.get(name, name), own)
         if how and any(f"pass {other}=" in how for other in ABSENT.get(function, ())):
             how = "take sparseflash.attention, which has it"
@@ -81,7 +82,6 @@ def options_of(
     dropout_p: Any,
     deterministic: Any,
     backend: Any,
-    terms: Any = None,
     *,
     score: Any = None,
     max_scores: Any = False,
@@ -97,8 +97,32 @@ def options_of(
     if scale is not None and type(scale) is not float:
         scale = float(scale)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    of_scores = term_options(terms, score)
-    return Options(scale, dropout_p, deterministic, backend, *of_scores, max_scores=max_scores)
+    key = "" if score is None else bound(score).key()
+    return Options(scale, dropout_p, deterministic, backend, key, max_scores=max_scores)
+
+
+def term_tensors(sink: Any, score: Any, q: Tensor, k: Tensor, v: Tensor) -> TermTensors:
+    """Return the sink of a call in float32, or float64 like q, and the tables of its score.
+
+    Raises ValueError for those that do not fit q and k.
+    """
+    check_tensors(q, k, v)
+    tables = ()
+    if score is not None:
+        score = bound(score)
+        check_fit(score, q.device, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+        tables = tuple(t.contiguous() for t in score.tables)
+    if sink is None:
+        return TermTensors(None, tables)
+    if not isinstance(sink, Tensor) or not sink.is_floating_point():
+        kind = sink.dtype if isinstance(sink, Tensor) else type(sink).__name__
+        raise ValueError(f"sink is {kind}; pass a tensor of floating-point numbers")
+    if tuple(sink.shape) != (heads := q.shape[1:2]):
+        raise ValueError(f"sink has shape {tuple(sink.shape)}; it must be {tuple(heads)}")
+    if sink.device != q.device:
+        raise ValueError(f"sink is on {sink.device}, q on {q.device}; move it there")
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return TermTensors(sink.to(dtype).contiguous(), tables)
 
 
 class Request(NamedTuple):

@@ -9,9 +9,9 @@ from torch import Tensor
 from masks import Mask
 from sparseflash.picks.picks import Picks
 from sparseflash.request import as_mask
+from sparseflash.score.function import bound
 from sparseflash.score.rule import rule_of
 from sparseflash.select.base import Selector
-from sparseflash.terms import Terms, bound
 
 
 def is_sharded(q: Any) -> bool:
@@ -35,7 +35,7 @@ def separable(mask: Any) -> tuple[bool, bool]:
 
 def on_shards(
     attend: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any, lengths: Any, starts: Any,
-    terms: Any, score: Any, *, seed: Any, dropout_p: float, **options: Any,
+    sink: Any, score: Any, *, seed: Any, dropout_p: float, **options: Any,
 ) -> Any:  # fmt: skip
     """Return the results of `attend`, which is `sparseflash.attention`, as DTensors sharded like q.
 
@@ -80,16 +80,14 @@ def on_shards(
         None if t is None else share(torch.as_tensor(t, device=q.device), 0)
         for t in (lengths, starts)
     )
-    if terms is not None:
-        held = (share(t, 1) if isinstance(t, Tensor) else t for t in terms)
-        terms = Terms._make(held)
+    sink = None if sink is None else share(sink, 1)
     if score is not None:
         score = score._replace(tables=tuple(share(t, None) for t in score.tables))
     if dropout_p and not isinstance(seed, int):  # that of the first rank
         drawn = torch.randint(2**63 - 1, (1,), device=q.device) if seed is None else seed
         seed = DTensor.from_local(drawn, mesh, [Replicate()] * mesh.ndim, run_check=True).to_local()
     q, k, v = (t.redistribute(mesh, shards).to_local() for t in (q, k, v))
-    options |= {"lengths": lengths, "starts": starts, "terms": terms, "score": score}
+    options |= {"lengths": lengths, "starts": starts, "sink": sink, "score": score}
     found = attend(q, k, v, mask, seed=seed, dropout_p=dropout_p, **options)
     made = [
         DTensor.from_local(t, mesh, shards, run_check=False)

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparseflash.dropout import keep_scale
-from sparseflash.terms import Terms
+from sparseflash.score.by_torch import Scored
+from sparseflash.score.function import Bound, Score, bound
+from sparseflash.score.rule import rule_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -53,23 +55,22 @@ def oracle(
     scale: float | None = None,
     keep: Tensor | None = None,
     dropout_p: float = 0.0,
-    terms: Terms | None = None,
-    place: Tensor | None = None,
+    sink: Tensor | None = None,
+    score: Score | Bound | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention in float64 by plain torch operations, differentiable by autograd.
 
     dense_mask: bool, broadcastable to (B, Hq, N_q, N_k), True where a query may attend to a key.
     keep: bool of that shape, the probabilities that dropout leaves, scaled up for dropout_p.
-    place: int (N_q,), the place of each query counted from the end, for terms by distance; -N_q to
-        -1 where None. A sample of queries has others.
+    sink, score: as in `attention`.
     Returns out (B, Hq, N_q, D_v) and the natural-log lse (B, Hq, N_q) of the softmax before
     dropout.
     A query with nothing to attend to has out 0, lse -inf and gradients 0.
     """
-    scores = logits(q, k, dense_mask, scale, terms, place)
+    scores = logits(q, k, dense_mask, scale, score)
     v = v.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    if terms is not None and terms.sink is not None:  # one more key, whose value is 0
-        column = terms.sink.double()[:, None, None].expand(*scores.shape[:3], 1)
+    if sink is not None:  # one more key, whose value is 0
+        column = sink.double()[:, None, None].expand(*scores.shape[:3], 1)
         scores, v = torch.cat([scores, column], -1), F.pad(v, (0, 0, 0, 1))
         keep = None if keep is None else F.pad(keep, (0, 1), value=True)
     attends = (scores != -math.inf).any(-1, keepdim=True)
@@ -87,23 +88,20 @@ def logits(
     k: Tensor,
     dense_mask: Tensor | None = None,
     scale: float | None = None,
-    terms: Terms | None = None,
-    place: Tensor | None = None,
+    score: Score | Bound | None = None,
 ) -> Tensor:
     """Return the logits (B, Hq, N_q, N_k) of `oracle` without a sink, -inf where masked."""
     q, k = q.double(), k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    terms = Terms() if terms is None else terms
-    if terms.softcap is not None:
-        scores = terms.softcap * (scores / terms.softcap).tanh()
-    n_q, n_k = scores.shape[-2:]
-    place = torch.arange(-n_q, 0, device=q.device) if place is None else place
-    distance = torch.arange(-n_k, 0, device=q.device) - place[:, None]
-    if terms.slopes is not None:
-        scores = scores - terms.slopes.double()[:, None, None] * distance.abs()
-    if terms.bias is not None:
-        radius = terms.bias.shape[1] // 2
-        scores = scores + terms.bias.double()[:, distance.clamp(-radius, radius) + radius]
+    if score is not None:
+        score, shape = bound(score), scores.shape
+        b, h, i, j = (
+            torch.arange(n, device=q.device).view(-1, *[1] * (3 - dim))
+            for dim, n in enumerate(shape)
+        )
+        tables = tuple(t.double() if t.is_floating_point() else t for t in score.tables)
+        rule = rule_of(score.key())
+        scores = Scored(rule, tables, scores, shape[2], shape[3], b=b, h=h, q=i, k=j).logits()
     return scores if dense_mask is None else scores.masked_fill(~dense_mask, -math.inf)
 
 

@@ -32,19 +32,19 @@ def random_nan_case(
     dtypes: tuple[torch.dtype, ...],
     head_dims: tuple[int, ...] = (16, 40, 64),
 ) -> Case:
-    """Two batch entries, so that one stays clean; `terms` may have a sink and a softcap."""
+    """Two batch entries, so that one stays clean; perhaps with a sink and a softcap."""
     rng = random.Random(seed)
     case = random_case(seed, lengths, head_dims, dtypes)
     case = replace(case, batch=2, lse_gradient=True, max_scores=rng.random() < 0.5)
-    terms = (), ("sink",), ("sink", "softcap"), ("softcap",)
-    return replace(case, mask=random_mask(rng, case), terms=rng.choice(terms))
+    sink, softcap = rng.choice([(False, 0.0), (True, 0.0), (True, 1.5), (False, 1.5)])
+    return replace(case, mask=random_mask(rng, case), sink=sink, softcap=softcap)
 
 
 def poisoned(case: Case, device: str, value: float = NAN) -> Inputs:
     """Inputs with `value` in a few tokens of batch entry 0, or in the sink of the last head."""
     rng = random.Random(case.seed)
     (q, k, v), dout, dlse = draw(case, device)
-    sink = torch.linspace(-1, 2, case.heads, device=device) if "sink" in case.terms else None
+    sink = torch.linspace(-1, 2, case.heads, device=device) if case.sink else None
     assert dlse is not None
     given = Inputs(q, k, v, dout, dlse, sink)
     names = rng.choice([["q"], ["k"], ["v"], ["k", "v"], ["q", "k", "v"], ["dout"], ["dlse"]])
@@ -121,7 +121,7 @@ def check(
         seen &= real[:, None, None]
         if case.n_q == case.n_k:
             seen &= real[:, None, :, None]
-    cap, scale = case.softcap * ("softcap" in case.terms), case.scale or case.head_dim**-0.5
+    cap, scale = case.softcap, case.scale or case.head_dim**-0.5
     seed, keep = torch.tensor([case.seed], device=device), None
     if case.dropout_p:
         keep = keep_mask(seed, *shape, case.dropout_p)
@@ -129,15 +129,12 @@ def check(
     wanted = exact(marked, seen, scale, cap, keep, case.dropout_p)
 
     leaves = [t.detach().requires_grad_() for t in given[:3]]
-    terms = None
-    if case.terms:
-        sink = None if given.sink is None else given.sink.requires_grad_()
-        terms = sparseflash.Terms(sink, softcap=cap or None)
-        leaves += [] if sink is None else [sink]
+    sink = None if given.sink is None else given.sink.requires_grad_()
+    leaves += [] if sink is None else [sink]
     options: dict[str, Any] = {
-        "scale": case.scale, "dropout_p": case.dropout_p, "seed": seed, "terms": terms,
-        "lengths": lengths, "return_lse": True, "return_max_scores": case.max_scores,
-        "backend": backend,
+        "scale": case.scale, "dropout_p": case.dropout_p, "seed": seed, "sink": sink,
+        "score": case.score, "lengths": lengths, "return_lse": True,
+        "return_max_scores": case.max_scores, "backend": backend,
     }  # fmt: skip
     q, k, v = leaves[:3]
     out, lse, *maxima = sparseflash.attention(q, k, v, blocks, **options)

@@ -141,8 +141,8 @@ def attention(rule: str, name: str, case: Case, device: torch.device, *tables: T
     """Return attention with a rule by a provider."""
     (ours, formula, _), mod = rule_of(rule, case), {}
     if name in OWN:
-        terms = sparseflash.Terms(sink=tables[0]) if rule == SINK else None
-        how = {"terms": terms, "score": ours(*tables[:1]), "return_max_scores": rule == MAX}
+        sink = tables[0] if rule == SINK else None
+        how = {"sink": sink, "score": ours(*tables[:1]), "return_max_scores": rule == MAX}
         attend: Any = partial(sparseflash.attention, mask=case.blocks, backend=name, **how)
         return (lambda *qkv: attend(*qkv)[0]) if rule == MAX else attend
     if name == "flex" and rule != NONE:

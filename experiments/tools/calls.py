@@ -26,7 +26,7 @@ class Call:
     keyed: bool = False  # dropout with a table of keys in the place of a seed
     deterministic: bool = False
     lse_gradient: bool = False
-    terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
+    sink: bool = False
     score: str = ""  # one of `offline.SCORES`
     max_scores: bool = False
     n_q: int = 1  # of a step of decoding
@@ -73,7 +73,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "of four heads": {"heads": 4, "kv_heads": 1},
     "picks": {},
     **{name: {"dtype": name} for name in ("float16", "float32")},
-    **{name: {"terms": (name,)} for name in ("sink", "softcap", "slopes", "bias")},
+    "sink": {"sink": True},
     **{
         f"{name} rule": {"score": name} for name in ("cap", "slopes", "distance", "window", "mixed")
     },
@@ -110,11 +110,10 @@ CALLS = {  # by backend and head dims
     },
     "triton": {
         "24 32 40 64 72 128 192 256": "causal",
-        "32 64 128 256": "dense; causal, dropout; causal, keyed dropout; bias",
+        "32 64 128 256": "dense; causal, dropout; causal, keyed dropout; distance rule",
         "128": "causal, float16; causal, v of 64",
         "64": "blocks of 16; LSE gradient; maxima; sink",
-        "128 256": "softcap",
-        "64 128": "causal, float32; slopes; slopes rule; distance rule; window rule",
+        "64 128": "causal, float32; cap rule; slopes rule; window rule",
     },
     "decode": {
         "128": ";".join(

@@ -203,15 +203,14 @@ def _launch(call: Call) -> None:
     backend = hopper if call.backend == "hopper" else portable
     dtype = torch.int32 if call.keyed else torch.int64  # a `key_table` is int32
     seed = torch.zeros(1, dtype=dtype) if call.dropout_p else None
-    cap, biased = 20.0 if "softcap" in call.terms else 0.0, {"slopes", "bias"} & {*call.terms}
     call_options = call.head_dim**-0.5, call.dropout_p, call.deterministic, call.backend
-    terms, key = _terms(call, heads), ""
+    terms, key = TermTensors(torch.zeros(heads) if call.sink else None), ""
     if call.score:
         fn, shapes = SCORES[call.score]
         tables = {name: torch.zeros(shape).requires_grad_() for name, shape in shapes.items()}
         bound = sparseflash.score(fn)(**tables)
         key, terms = bound.key(), terms._replace(tables=tuple(t.detach() for t in bound.tables))
-    options = Options(*call_options, cap, bool(biased), key, call.keyed, call.max_scores)
+    options = Options(*call_options, key, call.keyed, call.max_scores)
     problem = describe(q, k, v, call.mask, options, True)
 
     def walk(specs) -> Walk:
@@ -225,12 +224,6 @@ def _launch(call: Call) -> None:
     dlse = torch.zeros_like(lse) if call.lse_gradient else None
     saved = Saved(q, k, v, out, lse, seed, terms)
     backward(torch.zeros_like(out), dlse, saved, walk(backward.specs))
-
-
-def _terms(call: Call, heads: int) -> TermTensors:
-    shapes = {"sink": (heads,), "bias": (heads, 255), "slopes": (heads,)}
-    given = (torch.zeros(shape) if name in call.terms else None for name, shape in shapes.items())
-    return TermTensors.of([*given])
 
 
 def _launch_decode(call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:

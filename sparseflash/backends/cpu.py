@@ -38,7 +38,7 @@ from sparseflash.backends.protocol import (
     Walk,
     empty_out,
 )
-from sparseflash.backends.terms import Biases, ScoredBlocks, cap_slope, capped, sink_gradient
+from sparseflash.backends.terms import ScoredBlocks, sink_gradient
 from sparseflash.kernels.common.shapes import LN2, LOG2E
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, schedule_for
@@ -119,11 +119,10 @@ class Backward(NamedTuple):
             mark_keys(partial(run, _unscored(self.problem), careful=False), dout, saved, found[2])
         dq, dk, dv, *others = found
         dsink = sink_gradient(dout, dlse, saved)
-        if not (score := self.problem.options.score):
-            return Gradients(dq, dk, dv, dsink, others[0] if others else None)
-        made = iter(others)
-        totals = [next(made) if kind.wanted else None for kind in rule_of(score).kinds]
-        return Gradients(dq, dk, dv, dsink, None, as_tables(totals, saved.terms.tables))
+        made, score = iter(others), self.problem.options.score
+        kinds = rule_of(score).kinds if score else ()
+        totals = [next(made) if kind.wanted else None for kind in kinds]
+        return Gradients(dq, dk, dv, dsink, as_tables(totals, saved.terms.tables))
 
 
 def _forward(
@@ -144,8 +143,6 @@ def _forward(
         out_blocks[sink.isnan()] = math.nan
     rule = ScoredBlocks(problem, schedule, terms.tables, by_query=True)
     tiles = Tiles(schedule, dtype, by_query=True, careful=careful or rule.given)
-    biases = Biases(schedule, terms, q, by_query=True)
-    cap = problem.options.softcap * LOG2E
     dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=True)
 
     def attend(kv_heads: range) -> None:
@@ -160,7 +157,7 @@ def _forward(
             for chunk in chunks:
                 kv = groups.kv_blocks(chunk.other)
                 k_g = work.gather("kv", k_blocks, kv)
-                scores = biases.add(capped(work.bmm("scores", q_g, k_g.mT), cap), own, chunk.other)
+                scores = work.bmm("scores", q_g, k_g.mT)
                 rule.apply(scores, own, chunk.other)
                 tiles.hide(scores, chunk.tile)
                 if max_blocks is not None:
@@ -208,8 +205,6 @@ def _backward(
     dq_blocks, dk_blocks, dv_blocks = map(torch.zeros_like, (q_blocks, k_blocks, v_blocks))
     rule = ScoredBlocks(problem, schedule, terms.tables, by_query=False)
     tiles = Tiles(schedule, dtype, by_query=False, careful=careful or rule.given)
-    biases = Biases(schedule, terms, q, by_query=False)
-    cap = problem.options.softcap * LOG2E
     dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=False)
     if dropout.rescale != 1.0:
         dout_blocks = dout_blocks * dropout.rescale  # serves dv and dp
@@ -226,9 +221,7 @@ def _backward(
                 rows = chunk.other
                 q_g = work.gather("q", q_blocks, rows)
                 dout_g = work.gather("dout", dout_blocks, rows)
-                p = capped(work.bmm("p", k_g, q_g.mT), cap)
-                slope = tiles.clear(cap_slope(p, cap), chunk.tile) if cap else None
-                p = biases.add(p, own, rows)
+                p = work.bmm("p", k_g, q_g.mT)
                 scored = rule.apply(p, own, rows)
                 p.sub_(lse_blocks[rows].view(len(own), 1, -1))
                 tiles.hide(p, chunk.tile)
@@ -239,11 +232,8 @@ def _backward(
                     ds.mul_(keep)
                 ds.sub_(delta_blocks[rows].view(len(own), 1, -1)).mul_(p)
                 tiles.clear(ds, chunk.tile)
-                biases.gather(ds, own, rows)
                 if scored is not None and hidden is not None:
                     ds = scored.differentiate(ds, hidden, totals)
-                if slope is not None:
-                    ds.mul_(slope)
                 if careful:
                     q_g.nan_to_num_(0.0, 0.0, 0.0)
                     dout_g.nan_to_num_(0.0, 0.0, 0.0)
@@ -263,7 +253,7 @@ def _backward(
         from_blocks(blocks, torch.empty_like(x))
         for blocks, x in ((dq_blocks, q), (dk_blocks, k), (dv_blocks, v))
     )
-    return dq, dk, dv, *biases.gradient(), *rule.gradient()
+    return dq, dk, dv, *rule.gradient()
 
 
 class _Softmax(NamedTuple):
@@ -308,7 +298,7 @@ def _work_dtype(q: Tensor) -> torch.dtype:
 
 def _unscored(problem: Problem) -> Problem:
     """Return the problem without a function of the scores."""
-    return problem._replace(options=problem.options._replace(softcap=0.0, score=""))
+    return problem._replace(options=problem.options._replace(score=""))
 
 
 def _dense_schedule(problem: Problem) -> Schedule:

@@ -69,14 +69,9 @@ def _fits(
 ) -> bool:  # fmt: skip
     """Whether every query sees every key, with plain scores, and the operator takes the shapes."""
     options = problem.options
-    if (
-        options.softcap
-        or options.score
-        or options.max_scores
-        or (options.dropout_p and seed is not None)
-    ):
+    if options.score or options.max_scores or (options.dropout_p and seed is not None):
         return False
-    if any(t is not None for t in terms.flat) or q.shape[3] != v.shape[3]:
+    if terms.sink is not None or q.shape[3] != v.shape[3]:
         return False
     if not (q.numel() and k.numel()):
         return False

@@ -26,22 +26,20 @@ class Walk(NamedTuple):
 
 
 class TermTensors(NamedTuple):
-    """Tensors of `sparseflash.Terms`, float32, or float64 like q, and of a score function."""
+    """Tensors of a call beside q, k and v."""
 
-    sink: Tensor | None = None  # (H,)
-    bias: Tensor | None = None  # (H, 2 radius + 1), by the distance of key and query
-    slopes: Tensor | None = None  # (H,), without a gradient
+    sink: Tensor | None = None  # (H,), float32, or float64 like q
     tables: tuple[Tensor, ...] = ()  # of `Options.score`, contiguous, in their own dtypes
 
     @property
     def flat(self) -> tuple[Tensor | None, ...]:
-        """The three terms, then the tables."""
-        return *self[:3], *self.tables
+        """The sink, then the tables."""
+        return self.sink, *self.tables
 
     @classmethod
     def of(cls, flat: Sequence[Tensor | None]) -> "TermTensors":
         """Return the terms of `flat`."""
-        return cls(*flat[:3], tables=tuple(flat[3:]))  # pyright: ignore[reportArgumentType]
+        return cls(flat[0], tuple(flat[1:]))  # pyright: ignore[reportArgumentType]
 
 
 NO_TERMS = TermTensors()
@@ -75,13 +73,12 @@ class Saved(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What a backward gives: like the inputs, and None for a term that the call does not have."""
+    """What a backward gives: like the inputs, and None for a sink that the call does not have."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     sink: Tensor | None = None
-    bias: Tensor | None = None
     tables: tuple[Tensor | None, ...] = ()  # None for those without a gradient
 
 

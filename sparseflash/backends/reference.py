@@ -20,14 +20,7 @@ from sparseflash.backends.protocol import (
     Walk,
     empty_out,
 )
-from sparseflash.backends.terms import (
-    cap_slope,
-    capped,
-    distances,
-    entry,
-    position_bias,
-    sink_gradient,
-)
+from sparseflash.backends.terms import sink_gradient
 from sparseflash.dropout import keep_mask, keep_scale
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, unpack_bits
@@ -68,7 +61,7 @@ class Forward(NamedTuple):
         scores, _, v_wide = _scores(q, k, v, self.problem.scale)
         if options.score:
             scores = _scored(options.score, scores, terms.tables).logits()
-        scores = _logits(capped(scores, options.softcap), walk.schedule, terms)
+        scores = _masked(scores, walk.schedule)
         lse = scores.logsumexp(-1)
         if terms.sink is not None:
             lse = torch.logaddexp(lse, terms.sink[:, None])
@@ -84,16 +77,15 @@ class Backward(NamedTuple):
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         q, k, v, out, lse, seed, terms = saved
-        scale, softcap = self.problem.scale, self.problem.options.softcap
+        scale = self.problem.scale
         scores, k_wide, v_wide = _scores(q, k, v, scale)
         scored = None
         if score := self.problem.options.score:
             scored = _scored(score, scores, terms.tables)
             scores = scored.logits()
-        scores = capped(scores, softcap)
         dsink = sink_gradient(dout, dlse, saved)
         dout = dout.to(scores.dtype)
-        logits = _logits(scores, walk.schedule, terms)
+        logits = _masked(scores, walk.schedule)
         p = _probabilities(logits, lse)
         factor = _dropout_factor(p, self.problem.options.dropout_p, seed)
 
@@ -106,19 +98,11 @@ class Backward(NamedTuple):
         if dlse is not None:
             delta = delta - dlse.masked_fill(lse == -math.inf, 0.0)
         dscores = p * (dp - delta.unsqueeze(-1))
-        dbias = None
-        if terms.bias is not None:
-            column = entry(terms.bias, _distances(scores)).flatten()
-            dbias = torch.zeros_like(terms.bias)
-            # unlike index_add_, this is the same from run to run on a GPU
-            dbias.T.index_put_((column,), dscores.sum(0).flatten(1).T, accumulate=True)
         dtables = ()
         if scored is not None:
             totals = empty_totals(scored.rule, terms.tables, scores.dtype)
             dscores = scored.differentiate(dscores, logits == -math.inf, totals)
             dtables = as_tables(totals, terms.tables)
-        if softcap:
-            dscores = dscores * cap_slope(scores, softcap)
         dq = dscores @ k_wide * scale
         dk = dscores.transpose(-1, -2) @ q.to(dscores.dtype) * scale
 
@@ -126,7 +110,7 @@ class Backward(NamedTuple):
         heads_kv = k.shape[1]
         dk, dv = (reduce(x, "b (h g) n d -> b h n d", "sum", h=heads_kv) for x in (dk, dv))
         dq, dk, dv = (torch.empty_like(x).copy_(dx) for x, dx in ((q, dq), (k, dk), (v, dv)))
-        return Gradients(dq, dk, dv, dsink, dbias, dtables)
+        return Gradients(dq, dk, dv, dsink, dtables)
 
 
 def dense_mask(schedule: Schedule) -> Tensor:
@@ -154,14 +138,9 @@ def _scores(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tens
     return q.to(dtype) @ k.transpose(-1, -2) * scale, k, v
 
 
-def _logits(scores: Tensor, schedule: Schedule | None, terms: TermTensors) -> Tensor:
-    """Return the scores with the biases, -inf where the mask forbids them."""
-    if terms.bias is not None or terms.slopes is not None:
-        heads = torch.arange(scores.shape[1], device=scores.device)[:, None, None]
-        scores = scores + position_bias(terms, heads, _distances(scores))
-    if schedule is not None:
-        scores = scores.masked_fill(~dense_mask(schedule), -math.inf)
-    return scores
+def _masked(scores: Tensor, schedule: Schedule | None) -> Tensor:
+    """Return the scores, -inf where the mask forbids them."""
+    return scores if schedule is None else scores.masked_fill(~dense_mask(schedule), -math.inf)
 
 
 def _scored(score: str, scores: Tensor, tables: tuple[Tensor, ...]) -> Scored:
@@ -171,12 +150,6 @@ def _scored(score: str, scores: Tensor, tables: tuple[Tensor, ...]) -> Scored:
         torch.arange(n, device=scores.device).view(-1, *[1] * (3 - i)) for i, n in enumerate(shape)
     )
     return Scored(rule_of(score), tables, scores, *shape[2:], b=b, h=h, q=q, k=k)
-
-
-def _distances(scores: Tensor) -> Tensor:
-    n_q, n_k = scores.shape[-2:]
-    q, k = (torch.arange(n, device=scores.device) for n in (n_q, n_k))
-    return distances(q[:, None], k, n_q, n_k)
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:

@@ -75,11 +75,9 @@ class NothingBackward(NamedTuple):
     specs = ()
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
-        bias = saved.terms.bias
-        of_bias = None if bias is None else torch.zeros_like(bias)
         dq, dk, dv = (torch.zeros_like(t) for t in saved[:3])
         of_tables = tuple(map(torch.zeros_like, saved.terms.tables))
-        return Gradients(dq, dk, dv, sink_gradient(dout, dlse, saved), of_bias, of_tables)
+        return Gradients(dq, dk, dv, sink_gradient(dout, dlse, saved), of_tables)
 
 
 def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

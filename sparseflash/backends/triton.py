@@ -5,7 +5,7 @@ same kernel without the lists. See docs/internals/kernels.md.
 """
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -25,15 +25,7 @@ from sparseflash.backends.protocol import (
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.common.device import described, interpreted, nvidia_capability
 from sparseflash.kernels.common.launch import Launch
-from sparseflash.kernels.common.shapes import (
-    STEPS,
-    cdiv,
-    near_diagonals,
-    padded_dim,
-    padded_dim_v,
-    scale_log2,
-    strides,
-)
+from sparseflash.kernels.common.shapes import cdiv, padded_dim, padded_dim_v, scale_log2, strides
 from sparseflash.kernels.common.versions import release
 from sparseflash.kernels.portable.configs import Family, tiles_for
 from sparseflash.kernels.portable.tma import descriptors
@@ -85,6 +77,9 @@ class Forward:
         self.cut = Cut("forward", problem, schedule)
         self.launch = Launch(attention_forward, static=self.cut.static)
         self.max_scores, self.score = problem.options.max_scores, _score(problem)
+        # float16 does not hold the exponentials
+        wanted = self.max_scores or problem.dtype == torch.float16
+        self.bounded = self.score is not None and self.score.bounded and not wanted
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
@@ -102,11 +97,11 @@ class Forward:
             args = (
                 q, k, v, k_desc, v_desc, out, lse, *lists, *strides(q, k, v, out),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
-                *cut.terms(terms), terms.sink, max_scores,
+                terms.sink, max_scores,
             )  # fmt: skip
-            options = cut.options(k_desc) | {"BOUNDED": cut.bounded()}
+            options = cut.options(k_desc) | {"BOUNDED": self.bounded}
             if self.score is not None:
-                options |= self.score.options(terms.tables)
+                options |= self.score.options(terms.tables, n_q, k.shape[2])
             return (n_tiles * batch * heads,), args, options
 
         given = terms.sink is not None, *_kinds(terms)
@@ -116,9 +111,8 @@ class Forward:
 
 
 class Backward:
-    """Three kernels: what both passes need of a query, dk and dv by columns, dq by rows. A bias by
-    distance has one more, for its gradient, and so has a score with tables that are not read by
-    query alone.
+    """Three kernels: what both passes need of a query, dk and dv by columns, dq by rows. Tables of
+    a score that are not read by query alone have one more, for their gradients.
 
     They use no atomics but those of integers, so the results are always the same bits.
     """
@@ -126,35 +120,26 @@ class Backward:
     specs = ()
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
-        from sparseflash.kernels.portable import backward, backward_bias, backward_prepare
+        from sparseflash.kernels.portable import backward, backward_prepare
 
-        self.kv, self.q, self.bias = (
-            Cut(kernel, problem, schedule)
-            for kernel in ("backward_kv", "backward_q", "backward_bias")
-        )
+        self.kv, self.q = (Cut(name, problem, schedule) for name in ("backward_kv", "backward_q"))
         self.score = _score(problem)
         if self.score is not None and self.score.added:
             self.added = Cut("backward_tables", problem, schedule)
-        # a tile of the gradient of a bias is square, and lies in one of dq
-        self.near_block = min(*self.bias.tiles[:2], *self.q.tiles[:2])
-        extents = problem.n_q, problem.n_k, self.near_block, self.q.tiles[:2]
-        self.near = partial(near_diagonals, *extents)  # from the radius of a bias
         static = self.kv.static
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=static)
         self.launch_q = Launch(backward.backward_q, static=static)
         self.launch_tables = Launch(backward.backward_q, static=static)
-        self.launch_bias = Launch(backward_bias.backward_bias, static=static)
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         delta, lse_log2, dsink = self.rows(dout, dlse, saved)
         dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
         dq, sums = self.queries(dout, delta, lse_log2, saved, walk)
+        dtables = ()
         if self.score is not None:
             dtables = self.tables(dout, delta, lse_log2, sums, saved, walk)
-            return Gradients(dq, dk, dv, dsink, None, dtables)
-        dbias = None if sums is None else self.distances(dout, delta, lse_log2, sums, saved, walk)
-        return Gradients(dq, dk, dv, dsink, dbias)
+        return Gradients(dq, dk, dv, dsink, dtables)
 
     def rows(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved
@@ -195,16 +180,15 @@ class Backward:
             args = (
                 q, k, v, dout, q_desc, dout_desc, dk, dv, lse_log2, delta, *lists,
                 *strides(q, k, v, dout, dk, dv), cut.scale, cut.scale_log2,
-                *cut.dropout(seed), *cut.counts(n_tiles, by_query=False), *cut.terms(terms),
+                *cut.dropout(seed), *cut.counts(n_tiles, by_query=False),
             )  # fmt: skip
             options = cut.options(q_desc)
             if self.score is not None:
-                options |= self.score.options(terms.tables) | {"SLOPE": self.score.slope}
+                options |= self.score.options(terms.tables, q.shape[2], k.shape[2])
+                options["SLOPE"] = self.score.slope
             return (n_tiles * k.shape[0] * k.shape[1],), args, options
 
-        tensors = (
-            q, k, v, dout, dk, dv, lse_log2, delta, seed, terms.slopes, terms.bias, *terms.tables
-        )  # fmt: skip
+        tensors = (q, k, v, dout, dk, dv, lse_log2, delta, seed, *terms.tables)
         self.launch_kv(tensors, arguments, lists, (dout.stride(), dk.stride(), *_kinds(terms)))
         return dk, dv
 
@@ -212,45 +196,41 @@ class Backward:
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk,
         units: Tensor | None = None, buffers: Sequence[Tensor] = (),
     ) -> tuple[Any, Tensor | None]:  # fmt: skip
-        """dq, by query tiles over the rows of the mask. Where there is a bias, also (parts, B, Hq,
-        2): sums of dS for its first entry, and its last. The last parts are those of `distances`.
-        Where there is a score, also its sums by query (sums, B, Hq, N_q).
+        """dq, by query tiles over the rows of the mask, and where there is a score its sums by
+        query (sums, B, Hq, N_q).
 
         units: of sums of gradients of tables, which are added to buffers; there is no dq then.
         """
         q, k, v, *_, seed, terms = saved
-        cut, launch, bias, score, sums = self.q, self.launch_q, terms.bias, self.score, None
+        cut, launch, score, sums = self.q, self.launch_q, self.score, None
         dq = None if units is not None else torch.empty_like(q)
         if dq is None:
             cut, launch = self.added, self.launch_tables
         lists = _lists(walk.schedule, "rows")
         n_tiles = cdiv(q.shape[2], cut.tiles.block_m)
-        if bias is not None:
-            _, diagonals, n_parts = self.near(bias.shape[1] // 2)
-            sums = bias.new_empty(n_tiles + n_parts * diagonals, q.shape[0], q.shape[1], 2)
-        elif score is not None and dq is not None:
-            sums = lse_log2.new_empty(len(score.summed), *q.shape[:3])
+        if score is not None and dq is not None:
+            sums = lse_log2.new_empty(score.n_sums, *q.shape[:3])
 
         def arguments():
             k_desc, v_desc = descriptors((k, v), cut.tiles.block_n, cut.widths)
             args = (
                 q, k, v, dout, k_desc, v_desc, dq, lse_log2, delta, *lists,
                 *strides(q, k, v, dout, q if dq is None else dq), cut.scale, cut.scale_log2,
-                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True), *cut.terms(terms),
-                sums if score is None else None,
+                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
             )  # fmt: skip
             options = cut.options(k_desc)
             if score is not None and units is not None:
-                options |= score.options(terms.tables, units, *buffers)
+                options |= score.options(terms.tables, q.shape[2], k.shape[2], units, *buffers)
                 options["SLOPE"] = score.slope_tables
+                if (near := score.near_range(terms.tables, q.shape[2], k.shape[2])) is not None:
+                    options["near_low"], options["near_high"] = near
             elif score is not None:
-                carried = {"SLOPE": score.slope_sums, "RowSums": sums, "SUMS": len(score.summed)}
-                options |= score.options(terms.tables) | carried
+                carried = {"SLOPE": score.slope_sums, "RowSums": sums, "SUMS": score.n_sums}
+                options |= score.options(terms.tables, q.shape[2], k.shape[2]) | carried
             return (n_tiles * q.shape[0] * q.shape[1],), args, options
 
         tensors = (
-            q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, sums, *terms.tables,
-            units, *buffers,
+            q, k, v, dout, dq, lse_log2, delta, seed, sums, *terms.tables, units, *buffers,
         )  # fmt: skip
         layout = dout.stride(), dq is not None and dq.stride(), *_kinds(terms)
         launch(tensors, arguments, lists, layout)
@@ -263,42 +243,11 @@ class Backward:
         """Return the gradients of the tables of a score; row_sums: from `queries`."""
         score, tables = self.score, saved.terms.tables
         assert score is not None
-        buffers, units = score.buffers(tables), score.units(row_sums)
+        buffers, units = score.buffers(tables), row_sums
         if buffers:
+            units = score.units(row_sums[: len(score.summed)])
             self.queries(dout, delta, lse_log2, saved, walk, units, buffers)
         return score.gradients(tables, row_sums, units, buffers, saved.k.shape[2])
-
-    def distances(
-        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, ends: Tensor, saved: Saved, walk: Walk
-    ) -> Tensor:
-        """dbias, by diagonals of the mask; ends: from `queries`."""
-        q, k, v, *_, seed, terms = saved
-        cut, bias = self.bias, terms.bias
-        assert bias is not None
-        lists = _lists(walk.schedule, "rows")
-        first, diagonals, n_parts = self.near(bias.shape[1] // 2)
-        sums = bias.new_zeros(q.shape[0], q.shape[1], n_parts * 2, bias.shape[1])
-        own_ends = ends[-n_parts * diagonals :]
-
-        def arguments():
-            n_tiles = cdiv(q.shape[2], self.near_block)
-            args = (
-                q, k, v, dout, lse_log2, delta, sums, own_ends, *lists, *strides(q, k, v, dout),
-                cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
-                *cut.terms(terms), first, diagonals, n_parts,
-            )  # fmt: skip
-            options = cut.options(None)
-            for name in ("TMA", "BLOCK_M", "BLOCK_N"):
-                del options[name]
-            far_m, far_n = self.q.tiles[:2]
-            options |= {"BLOCK": self.near_block, "STEPS": STEPS, "FAR_M": far_m, "FAR_N": far_n}
-            return (n_parts * diagonals * q.shape[0] * q.shape[1],), args, options
-
-        tensors = (q, k, v, dout, lse_log2, delta, sums, own_ends, seed, terms.slopes, bias)
-        self.launch_bias(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
-        dbias = sums.sum((0, 2))
-        dbias[:, :: bias.shape[1] - 1] += ends.sum((0, 1))
-        return dbias
 
 
 plan_forward, plan_backward = Forward, Backward
@@ -327,7 +276,7 @@ class Cut:
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
             family=family_of(problem.device), block_q=block_q, block_k=block_k,
             padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
-            terms=_terms_row(problem),
+            score=_kind_of(_score(problem)),
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"
@@ -363,19 +312,6 @@ class Cut:
     def dropout(self, seed: Tensor | None) -> tuple[Tensor | None, int, float]:
         return seed, keep_threshold(self.dropout_p), keep_scale(self.dropout_p)
 
-    def terms(self, terms: TermTensors) -> tuple[Any, ...]:
-        """cap in units of 1 / scale, slopes, bias and radius; None for what is off."""
-        softcap, bias = self.problem.options.softcap, terms.bias
-        # beyond 1e-7 and 1e7 a cap makes the same results in float32
-        cap = min(max(softcap / self.scale, 1e-7), 1e7) if softcap else None
-        return cap, terms.slopes, bias, None if bias is None else bias.shape[1] // 2
-
-    def bounded(self) -> bool:
-        """Whether no maxima are asked for, and exponentials fit the range of v's type without."""
-        options = self.problem.options
-        wanted = options.biased or options.max_scores or self.problem.dtype == torch.float16
-        return 0 < options.softcap <= 50 and not wanted
-
     def counts(self, n_tiles: int, *, by_query: bool) -> tuple[int, ...]:
         """n_q, n_k, tiles, heads, group, and the strides of batch and head in the row (or column)
         lists of the mask.
@@ -403,12 +339,11 @@ def family_of(device: torch.device) -> Family:
     return families.get(capability[0], "ampere")
 
 
-def _terms_row(problem: Problem) -> Literal["", "capped", "biased", "paired"]:
-    """Return what in the scores decides about tiles."""
-    options = problem.options
-    if (score := _score(problem)) is not None:
-        return "paired" if score.paired else "biased" if score.rule.kinds else "capped"
-    return "biased" if options.biased else "capped" if options.softcap else ""
+def _kind_of(score: Any) -> Literal["", "plain", "tables", "paired"]:
+    """Return what of a score decides about tiles."""
+    if score is None:
+        return ""
+    return "paired" if score.paired else "tables" if score.rule.kinds else "plain"
 
 
 def _score(problem: Problem) -> Any:
@@ -426,7 +361,6 @@ def _lists(schedule: Schedule | None, side: Side) -> tuple[Tensor | None, ...]:
     return (*(schedule.rows if side == "rows" else schedule.cols), schedule.bits)
 
 
-def _kinds(terms: TermTensors) -> tuple[Any, ...]:
+def _kinds(terms: TermTensors) -> tuple[torch.Size, ...]:
     """Return what a launch depends on."""
-    bias = 0 if terms.bias is None else terms.bias.shape[1]
-    return terms.slopes is not None, bias, *(t.shape for t in terms.tables)
+    return tuple(t.shape for t in terms.tables)

@@ -27,7 +27,7 @@ PLANS: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 CALL = (
     "Tensor? seed, Tensor? sink, Tensor[]? tables, str plan, float? scale, float dropout_p,"
-    " float softcap, str score, bool deterministic, str backend"
+    " str score, bool deterministic, str backend"
 )
 torch.library.define(
     "sparseflash::context_forward",
@@ -52,7 +52,6 @@ class Call(NamedTuple):
     plan: str
     scale: float | None
     dropout_p: float
-    softcap: float
     score: str
     deterministic: bool
     backend: str
@@ -65,9 +64,8 @@ class Call(NamedTuple):
             seed = places.keys(self.seed, batch)
         if score:
             score, tables = places.rule(score), [*(tables or ()), *places.tables]
-        numbers = self.scale, self.dropout_p, self.deterministic, self.backend, self.softcap
-        none = None, None, None
-        return None, None, seed, *none, tables, *numbers, False, score, seed is not None, False
+        numbers = self.scale, self.dropout_p, self.deterministic, self.backend
+        return None, None, seed, None, tables, *numbers, score, seed is not None, False
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None, places: Places
@@ -91,7 +89,7 @@ class Call(NamedTuple):
             return dq, dk, dv, self.wanted(dtables)
         call = queries.dout, queries.dlse, q, k, v, queries.out, queries.lse, mask.key
         found = torch.ops.sparseflash.backward(*call, *self.options(places, len(q)))
-        return *found[:3], found[5][: len(tables)]
+        return *found[:3], found[4][: len(tables)]
 
     def wanted(self, tables: list[Tensor]) -> list[Tensor]:
         """Return gradients of tables, empty ones where none is needed."""

@@ -16,7 +16,6 @@ from masks import BlockMask
 from masks.runs import Ints
 from masks.take import blocks_of, moved
 from sparseflash.select.base import Selector
-from sparseflash.terms import Terms
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def share_of_heads(mask: BlockMask, heads: int, kv_heads: int, ranks: int) -> Sh
 
 
 def by_heads(
-    cp: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms, score: Any, seed: Any,
+    cp: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor, sink: Any, score: Any, seed: Any,
     options: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Return the attention of own tokens: heads go out, all tokens of some heads are computed."""
@@ -82,19 +81,14 @@ def by_heads(
             score = places.score(score)
         if options["dropout_p"]:
             seed = places.keys(seed, len(q))
-    terms = _of_heads(terms, own)
-    found = attend(q, k, v, mask, terms=terms, score=score, seed=seed, **options)
+    sink = None if sink is None else sink[own]
+    found = attend(q, k, v, mask, sink=sink, score=score, seed=seed, **options)
     results = found if isinstance(found, tuple) else (found,)
     if order is not None:
         results = [x.index_select(2, order) for x in results]
     results = [x if x.ndim == 4 else x.unsqueeze(-1) for x in results]
     out, *numbers = (_Exchanged.apply(x, _to_tokens, _to_heads, cp, share.heads) for x in results)
     return (out, *(x.squeeze(-1) for x in numbers)) if numbers else out
-
-
-def _of_heads(terms: Terms, heads: Any) -> Terms:
-    found: Any = (x[heads] if torch.is_tensor(x) else x for x in terms)
-    return Terms(*found)
 
 
 def _to_heads(x: Tensor, cp: Any, heads: tuple[Ints, ...]) -> Tensor:

@@ -22,10 +22,9 @@ from sparseflash.distributed.places import RUN, PartPlaces, Places, places_of_pa
 from sparseflash.distributed.route import part_of
 from sparseflash.distributed.selected import OwnRows, block_size_of, by_choice, differs_by_head
 from sparseflash.dynamic.lengths import check_bounds, real_tokens
-from sparseflash.request import as_mask_or_selector
-from sparseflash.score.function import check_fit
+from sparseflash.request import as_mask_or_selector, term_tensors
+from sparseflash.score.function import bound, check_fit
 from sparseflash.select.base import Selector
-from sparseflash.terms import Terms, as_score, bound, term_options, term_tensors
 
 RECENT = 256  # plans of other masks that are kept: of the layers, and of lengths
 KEPT = ("_others", "_tokens_of", "_transfers", "_far", "_places")  # caches of a plan
@@ -253,36 +252,29 @@ class ContextParallel:
 
     def attend(self, *inputs: Any, **options: Any) -> Any:
         """Run `sparseflash.attention`, which is `attend`, for the own queries over all keys."""
-        terms = options["terms"]
-        distances = terms is not None and (terms.slopes is not None or terms.bias is not None)
-        if self.changes or self.rows is not None or distances:
+        if self.changes or self.rows is not None:
             return _outside(self, *inputs, **options)
         return self._attend(*inputs, **options)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, attend: Any, terms: Terms | None, score: Any,
-        seed: Any, **options: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, *, attend: Any, sink: Any, score: Any, seed: Any,
+        **options: Any,
     ) -> Any:  # fmt: skip
         """options: the other ones of `attention`."""
         self.check(q, k, v)
-        term_options(terms, score)  # raises where they are something else
-        terms = Terms() if terms is None else terms
         if score is not None:
             score = bound(score)
             check_fit(score, q.device, (len(q), self.whole_heads, self.n, self.n))
         if options["dropout_p"]:
             seed = self.shared_seed(seed, q.device)
-        blocks_travel = self.share is None or self.inner is not None
-        if blocks_travel and (terms.slopes is not None or terms.bias is not None):
-            terms, score = Terms(terms.sink), as_score(terms, q)
         if self.share is not None:
-            return by_heads(self, attend, q, k, v, terms, score, seed, options)
+            return by_heads(self, attend, q, k, v, sink, score, seed, options)
         self.refuse("return_max_scores", options["return_max_scores"])
         lengths, starts = options.pop("lengths"), options.pop("starts")
         if self.rows is not None:
             self.refuse("lengths", lengths)
             self.refuse("starts", starts)
-            return by_choice(self, attend, q, k, v, score, seed, options | {"terms": terms})
+            return by_choice(self, attend, q, k, v, score, seed, options | {"sink": sink})
         plan, ends = self, None
         if lengths is not None or starts is not None:
             ends, starts = check_bounds(lengths, starts, q.shape[0], self.n, q.device)
@@ -290,12 +282,11 @@ class ContextParallel:
         tables = [] if score is None else [t.contiguous() for t in score.tables]
         call = operators.Call(
             seed if options["dropout_p"] else None,
-            term_tensors(terms, q, k, v, None).sink,
+            term_tensors(sink, None, q, k, v).sink,
             tables or None,
             plan.key,
             options["scale"],
             options["dropout_p"],
-            float(terms.softcap or 0.0),
             "" if score is None else score.key(),
             options["deterministic"],
             options["backend"],

@@ -22,7 +22,6 @@ from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection, grid_codes, heads_of, to_device
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
 from sparseflash.schedule.blocks import Schedule
-from sparseflash.terms import term_options
 
 HIDDEN = -30_000.0  # the score of a padding key: exp of it is 0, and float16 holds it
 BLOCK = 128  # tokens of the blocks that are skipped, unless a BlockMask has its own
@@ -32,8 +31,7 @@ NOWHERE = -(2**30)
 PADDINGS = ("auto", "hide", "skip")
 
 _NOT_HIDDEN = (
-    "beside a score, or terms.softcap, slopes or bias, it cannot be hidden: pad to that, or pass an"
-    " array as mask that has the lengths"
+    "beside a score it cannot be hidden: pad to that, or pass an array as mask that has the lengths"
 )
 
 Lengths = Tensor | Sequence[int]
@@ -66,7 +64,7 @@ def attend_within(
     call["scale"] = q.shape[-1] ** -0.5 if given is None else given
     return_lse = call.pop("return_lse", False)
     n_q, n_k = q.shape[2], k.shape[2]
-    padding = padding_for(call.get("terms"), call.get("score"), mask, n_q, n_k, padding)
+    padding = padding_for(call.get("score"), mask, n_q, n_k, padding)
     q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, call["scale"], padding, starts)
     out, lse, *scores = attend(q, k, v, mask, return_lse=True, **call)
     nothing = lse <= lowest  # the query sees no key
@@ -101,15 +99,12 @@ def keep_within(
     return *hide_padding(q, k, v, lengths, scale, starts), mask, HIDDEN / 2
 
 
-def padding_for(
-    terms: Any, score: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto"
-) -> str:
-    """Return the padding for these terms: softcap, slopes, bias and a score function change the
-    score of a hidden key.
+def padding_for(score: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto") -> str:
+    """Return the padding for this score function, which changes the score of a hidden key.
 
-    Raises ValueError where such terms meet a mask or extents that cannot skip.
+    Raises ValueError where one meets a mask or extents that cannot skip.
     """
-    if not any(term_options(terms, score)):
+    if score is None:
         return padding
     check_skippable(mask, n_q, n_k, _NOT_HIDDEN)
     return "skip"

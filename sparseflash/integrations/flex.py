@@ -14,7 +14,6 @@ from masks.interop import from_flex
 from sparseflash.attention import attention
 from sparseflash.cache import on_clear
 from sparseflash.score.function import Bound, Score, from_score_mod
-from sparseflash.terms import Terms
 
 _converted: "WeakKeyDictionary[FlexMask, BlockMask]" = WeakKeyDictionary()
 on_clear(_converted.clear)
@@ -24,7 +23,7 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Callable[..., Any] | Score | Bound | Terms | None = None,
+    score_mod: Callable[..., Any] | Score | Bound | None = None,
     block_mask: FlexMask | BlockMask | Mask | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -40,8 +39,8 @@ def flex_attention(
     Args:
         query, key, value: (B, H_q, N_q, D), (B, H_kv, N_k, D) and (B, H_kv, N_k, D_v).
         score_mod: a function (score, b, h, q_idx, kv_idx), which is traced at every call; the
-            tensors that it indexes get gradients. Or what `convert_score` makes of it, a score of
-            `sparseflash.score`, or `sparseflash.Terms`. Inside torch.compile no function.
+            tensors that it indexes get gradients. Or what `convert_score` makes of it, or a score
+            of `sparseflash.score`. Inside torch.compile no function.
         block_mask: of `create_block_mask`, which is converted once as long as it lives, or a mask
             of `masks`. Inside torch.compile only the latter; `convert` makes it.
         scale: of the scores; D ** -0.5 by default.
@@ -67,9 +66,7 @@ def flex_attention(
     wanted = AuxRequest(lse=return_lse) if return_aux is None else return_aux
     mask = convert(block_mask) if isinstance(block_mask, FlexMask) else block_mask
     options: dict[str, Any] = {"scale": scale}
-    if isinstance(score_mod, Terms):
-        options["terms"] = score_mod
-    elif score_mod is not None:
+    if score_mod is not None:
         known = isinstance(score_mod, Score | Bound)
         options["score"] = score_mod if known else convert_score(score_mod)
     options |= {"return_lse": wanted.lse, "return_max_scores": wanted.max_scores}

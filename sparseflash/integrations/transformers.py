@@ -22,7 +22,7 @@ from sparseflash.dynamic.selection import Selection, selection_of_pairs
 from sparseflash.integrations import integration
 from sparseflash.integrations.tensors import join, mask_of_tensor
 from sparseflash.request import remedy
-from sparseflash.terms import Terms
+from sparseflash.score import rules
 
 with integration("transformers", "5.23"):
     from transformers.configuration_utils import PreTrainedConfig
@@ -197,7 +197,9 @@ def attend(
         cure = REFUSED.get(name, "take attn_implementation='eager'")
         raise ValueError(f"{name} is {_what(given)}, which sparseflash has no place for: {cure}")
     n_q, n_k = query.shape[2], key.shape[2]
-    terms = None if s_aux is None and softcap is None else Terms(s_aux, softcap)
+    options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "sink": s_aux}
+    if softcap is not None:
+        options["score"] = _capped(softcap)
     chosen = mask_of(getattr(module, "config", None))
     if chosen is not None and chosen.per_layer:
         chosen = chosen.layer(_number(module))
@@ -206,7 +208,7 @@ def attend(
         own = masks.causal() if causal else masks.dense()
         own = _own_of_the_whole(attention_mask, own, context, others.get("position_ids"))
         mask = context.with_mask(join(own, chosen))
-        out = attention(query, key, value, mask, scale=scaling, dropout_p=dropout, terms=terms)
+        out = attention(query, key, value, mask, **options)
         return out.transpose(1, 2).contiguous(), None
     documents = _documents(cu_seq_lens_q, cu_seq_lens_k, n_q, n_k)
     if isinstance(attention_mask, ModelMask) and attention_mask.shape[2] == 1 < n_q:
@@ -231,8 +233,11 @@ def attend(
             mask = (masks.dense() if mask is None else mask) >> masks.packed(documents)
     if indices is not None or block_indices is not None:
         mask = _selection(module, query, key, mask, indices, block_indices)
-    out = attention(query, key, value, mask, scale=scaling, dropout_p=dropout, terms=terms)
+    out = attention(query, key, value, mask, **options)
     return out.transpose(1, 2).contiguous(), None
+
+
+_capped = cache(rules.softcap)
 
 
 def _own_of_the_whole(

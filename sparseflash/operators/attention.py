@@ -26,9 +26,9 @@ from sparseflash.score.rule import rule_of
 # mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention.
 # Without a schedule both are None, and so are tables: AOTInductor cannot pass an empty list.
 CALL = (
-    "str mask, Tensor[]? schedule, SymInt[]? numbers, Tensor? seed, Tensor? sink, Tensor? bias,"
-    " Tensor? slopes, Tensor[]? tables, float? scale, float dropout_p, bool deterministic,"
-    " str backend, float softcap, bool biased, str score, bool keyed, bool max_scores"
+    "str mask, Tensor[]? schedule, SymInt[]? numbers, Tensor? seed, Tensor? sink, Tensor[]? tables,"
+    " float? scale, float dropout_p, bool deterministic, str backend, str score,"
+    " bool keyed, bool max_scores"
 )
 torch.library.define(
     "sparseflash::forward",
@@ -40,7 +40,7 @@ torch.library.define(
     "sparseflash::backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
     # those of a table that needs none are empty
-    f" {CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias, Tensor[] dtables)",
+    f" {CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor[] dtables)",
 )
 N_TERMS = len(TermTensors._fields)
 
@@ -170,9 +170,9 @@ class _Functional(torch.autograd.Function):
         if dout is None:
             dout = torch.zeros_like(out)
         found = _FunctionalBackward.apply(dout, dlse, q, k, v, out, lse, *rest, ctx.call)
-        dq, dk, dv, dsink, dbias, *dtables = found
+        dq, dk, dv, dsink, *dtables = found
         n = 1 + ctx.call.n_terms
-        others = _of_terms((dsink, dbias, dtables), ctx.call.options, rest[1:n])
+        others = _of_terms((dsink, dtables), ctx.call.options, rest[1:n])
         return dq, dk, dv, None, *others, *(None for _ in rest[n:]), None
 
     @staticmethod
@@ -214,19 +214,19 @@ def _call(seed: Tensor | None, *rest: Any) -> tuple[Any, ...]:
 
 def _listed(terms: TermTensors) -> tuple[Any, ...]:
     """Return the terms as arguments of an operator."""
-    return *terms[:3], list(terms.tables) or None
+    return terms.sink, list(terms.tables) or None
 
 
 def _of_terms(
     gradients: Sequence[Any], options: Options, terms: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return those of `TermTensors.flat`; `gradients`, of sink, bias and tables, have some tensor
-    where there is none.
+    """Return those of `TermTensors.flat`; `gradients`, of sink and tables, have some tensor where
+    there is none.
     """
-    dsink, dbias, dtables = gradients
+    dsink, dtables = gradients
     wanted = (kind.wanted for kind in rule_of(options.score).kinds) if options.score else ()
     of_tables = (d if want else None for d, want in zip(dtables, wanted, strict=True))
-    made = dsink, dbias, None, *of_tables  # none of the slopes
+    made = dsink, *of_tables
     return tuple(None if t is None else d for t, d in zip(terms, made, strict=True))
 
 
@@ -264,7 +264,7 @@ def _find_plan(
 
 def _unlisted(call: Sequence[Any]) -> TermTensors:
     """Return the terms at the head of an operator's arguments."""
-    return TermTensors(*call[:3], tables=tuple(call[3] or ()))
+    return TermTensors(call[0], tuple(call[1] or ()))
 
 
 @torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
@@ -284,7 +284,7 @@ def _backward(dout, dlse, q, k, v, out, lse, *call):
     saved = Saved(q, k, v, out, lse, seed, terms)
     *gradients, tables = _run_backward(plan, dout, dlse, saved, made)
     none = [q.new_empty(0) if t is None else t for t in (*gradients, *tables)]
-    return *none[:5], none[5:]
+    return *none[:4], none[4:]
 
 
 @torch.library.register_fake("sparseflash::forward")
@@ -298,12 +298,12 @@ def _forward_fake(q, k, v, *call):
 @torch.library.register_fake("sparseflash::backward")
 def _backward_fake(dout, dlse, q, k, v, out, lse, *call):
     _mask, _schedule, _numbers, _seed, *rest = call
-    sink, bias, _slopes, tables, *_ = rest
+    sink, tables, *_ = rest
     score = rest[N_TERMS:][Options._fields.index("score")]
     wanted = [kind.wanted for kind in rule_of(score).kinds] if score else []
     given = [t if want else None for t, want in zip(tables or (), wanted, strict=True)]
-    made = [q.new_empty(0) if t is None else torch.empty_like(t) for t in (sink, bias, *given)]
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *made[:2], made[2:]
+    made = [q.new_empty(0) if t is None else torch.empty_like(t) for t in (sink, *given)]
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), made[0], made[1:]
 
 
 def _save(ctx, inputs, output):

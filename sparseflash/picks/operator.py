@@ -60,7 +60,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, picks: Picks, call: Mapping[str, An
     backend = call.get("backend", "auto")
     if backend not in ("auto", "triton"):
         return f"backend={backend!r} has no lists for each query"
-    for name in ("lengths", "starts", "terms", "score"):
+    for name in ("lengths", "starts", "sink", "score"):
         if call.get(name) is not None:
             return f"there is no {name} with lists for each query"
     for name in ("dropout_p", "return_max_scores"):

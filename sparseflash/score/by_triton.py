@@ -1,8 +1,9 @@
 """Scores as the text of Triton functions.
 
-A rule becomes two functions of a tile. The first gives its logits, and the values that its
-derivatives use again; the second multiplies a gradient of the logits with the derivatives. Both get
-the scaled scores `s` and `g`, tiles; `b` and `h`, numbers; `q` and `k`, a column and a row of token
+A rule becomes two functions of a tile. The first gives its logits up to a positive factor, this
+factor in base 2, and the values that its derivatives use again; the second multiplies a gradient of
+the logits with the derivatives. Both get the products `raw` and `g`, tiles; `scale`, `b` and `h`,
+numbers; `q` and `k`, a column and a row of token
 numbers, or the other way round; and `args`: of each table its pointer and its sizes. `first` is the
 distance of the first key from the first query. docs/internals/kernels.md says how the gradients of
 tables are summed.
@@ -22,9 +23,17 @@ import triton.language as tl
 from torch import Tensor
 
 from masks.predicate.expression import BOOL, INT, REAL, Expression, constant, walk
+from sparseflash.kernels.common.shapes import LOG2E
 from sparseflash.kernels.portable.capping import capped
-from sparseflash.kernels.portable.score import fixed, floor_divide, remainder
-from sparseflash.kernels.portable.terms import band, spread, sums_by_distance
+from sparseflash.kernels.portable.score import (
+    SPAN,
+    band,
+    fixed,
+    floor_divide,
+    remainder,
+    spread,
+    sums_by_distance,
+)
 from sparseflash.score.by_torch import Scored, as_tables, gather
 from sparseflash.score.rule import Read, Rule, bare, distance_form, is_paired, reach, rule_of
 
@@ -43,7 +52,9 @@ _GLOBALS = {
 }  # fmt: skip
 _NUMBERS = ("b", "h", "q", "k", "n_q", "n_k")
 _SYMBOLS = (*_NUMBERS, "s", "g", "d")
-_SLOPE_ARGS = "s, g, kept, b, h, q, k, n_q, n_k, first, args, sums"
+_ARGS = "raw, scale, b, h, q, k, n_q, n_k, first, args"
+_SLOPE_ARGS = "raw, scale, g, kept, b, h, q, k, n_q, n_k, first, far, args, sums"
+_NOWHERE = 2**30  # beyond all distances, and a multiple of 16
 _SHAPE = "M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, FAST: tl.constexpr"
 _COSTLY = ("tanh", "exp", "log", "sqrt", "divide", "load")  # kept for the derivatives
 _SINGULAR = ("exp", "log", "sqrt", "load")  # may be infinite where g is 0
@@ -58,6 +69,9 @@ class KernelScore:
     largest sum of absolute values of a query, which the kernel of dq has too. Where each pair has
     an entry of its own, it is stored.
 
+    Far from the diagonal a read by distance may take one entry, as it does beyond a radius: tiles
+    load it alone there, and the kernel of dq sums the gradients of blocks of SPAN x SPAN pairs.
+
     gluon: the functions are for Gluon, whose layouts have no gathers. What a tile reads by distance
     comes from vectors, which `by_distance` makes before; and `first` is a tuple of tiles: two of
     float32 that add up to the distances, the second of constants, and two of integers.
@@ -69,19 +83,35 @@ class KernelScore:
         # where args have the pointer of a table, before its sizes
         *self.places, self.n_args = accumulate((1 + kind.ndim for kind in rule.kinds), initial=0)
         self.kept = _kept(rule)
+        factor, parts = _factors(rule.logits)
+        apart = len(parts) == 1 and 0 < factor and not gluon
+        self.factor, self.root = (factor, parts[0]) if apart else (1.0, rule.logits)
         self.summed = [read for read in rule.reads if not _stored(read)]
         self.added = [read for read in rule.reads if not _is_carried(read)]
         self.number = {read.node: i for i, read in enumerate(self.summed)}
         self.paired = is_paired(rule.text)
+        # where args have the last of the first distances with one entry, and the first of the last
+        loads = (node for node in walk(rule.logits) if node.op == "load" and not gluon)
+        spans = (node for node in loads if _has_ends(node))
+        self.spans = {node: self.n_args + 2 * i for i, node in enumerate(spans)}
+        self.n_args += 2 * len(self.spans)
+        far = (read for read in self.added if read.node in self.spans)
+        self.far = {read.node: len(self.summed) + 2 * i for i, read in enumerate(far)}
+        self.n_sums = len(self.summed) + 2 * len(self.far)
+        self._ends: dict[Any, tuple[int, ...]] = {}
 
     @cached_property
     def score(self) -> Any:
-        """The function (logits, values that the slopes take) of a tile."""
+        """The function (logits / factor, factor in base 2, what the slopes take) of a tile."""
         write = _Writer(self)
-        logits = write(self.rule.logits)
         kept = (f"{write(node)}{self._packed(node)[0]}" for node in self.kept)
-        result = f"{logits}, ({_listed(kept)})"
-        return _function(write, "s, b, h, q, k, n_q, n_k, first, args", result)
+        result = f"{write(self.root)}, {self.factor * LOG2E!r}, ({_listed(kept)})"
+        return _function(write, _ARGS, result)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether exponentials of the logits fit the range of bfloat16 without running maxima."""
+        return self.root.op == "tanh" and self.factor <= 50
 
     @cached_property
     def slope(self) -> Any:
@@ -98,7 +128,7 @@ class KernelScore:
 
     @cached_property
     def slope_sums(self) -> Any:
-        """`slope`, with sums [M] of `summed` in place of ()."""
+        """`slope`, with sums [M] of `summed`, and two of each of `far`, in place of ()."""
         return self._slope(self.summed)
 
     @cached_property
@@ -118,6 +148,10 @@ class KernelScore:
             value = write.guarded(read.grad)
             value = value if _is_carried(read) else f"tl.abs({value})"
             sums.append(f"sums[{i}] + tl.sum({value}, 1)")
+        for read in (read for read in reads if read.node in self.far):
+            value = write.line(f"tl.sum({write.guarded(read.grad)}, 1)")
+            for end in self.ends_of(read):
+                sums.append(f"sums[{len(sums)}] + tl.where({end}, {value}, 0.0)")
         return _function(write, _SLOPE_ARGS, f"{result}, ({_listed(sums)})")
 
     def _after(self) -> "_Writer":
@@ -129,10 +163,45 @@ class KernelScore:
         packed = self.gluon and node.op == "tanh"
         return (".to(tl.float16)", ".to(tl.float32)") if packed else ("", "")
 
-    def options(self, tables: Sequence[Tensor], *more: Tensor) -> dict[str, Any]:
+    def ends_of(self, read: Read) -> tuple[str, str]:
+        """Return whether a block takes the entry of the first distances, and that of the last."""
+        at = self.spans[read.node]
+        return f"(far + {SPAN.value} <= args[{at}])", f"(far - {SPAN.value} >= args[{at + 1}])"
+
+    def options(
+        self, tables: Sequence[Tensor], n_q: int, n_k: int, *more: Tensor
+    ) -> dict[str, Any]:
         """Return the arguments of a kernel; more: args after the tables."""
-        args = (*(x for t in tables for x in (t, *t.shape)), *more)
+        args = *(x for t in tables for x in (t, *t.shape)), *self.ends(tables, n_q, n_k), *more
         return {"score_args": args, "SCORE": self.score, "PAIRED": self.paired}
+
+    def ends(self, tables: Sequence[Tensor], n_q: int, n_k: int) -> tuple[int, ...]:
+        """Return the two distances of each of `spans`, multiples of 16, as Triton compiles others
+        apart.
+        """
+        key = n_q, n_k, *(t.shape for t in tables)
+        if self.spans and key not in self._ends:
+            d = torch.arange(1 - n_q, n_k)
+            zero, found = torch.zeros((), dtype=torch.int64), []
+            like = tuple(torch.empty(t.shape, device="meta") for t in tables)
+            at = Scored(self.rule, like, torch.empty(0), n_q, n_k, d=d, b=zero, h=zero)
+            for node in self.spans:
+                places = at.place(node.data, map(distance_form, node.args)).expand(len(d))
+                turns = (places.diff() != 0).nonzero().flatten()
+                low = high = _NOWHERE  # where all take the same
+                if len(turns):
+                    low, high = int(turns[0]) + 1 - n_q, int(turns[-1]) + 2 - n_q
+                found += [low // 16 * 16, -(-high // 16) * 16]
+            self._ends[key] = tuple(found)
+        return self._ends.get(key, ())
+
+    def near_range(self, tables: Sequence[Tensor], n_q: int, n_k: int) -> tuple[int, int] | None:
+        """Return between which distances the kernel of tables has all pairs to add, or None."""
+        if not self.far or len(self.far) < len(self.added):
+            return None
+        ends, first = self.ends(tables, n_q, n_k), self.n_args - 2 * len(self.spans)
+        places = [self.spans[node] - first for node in self.far]
+        return min(ends[at] for at in places), max(ends[at + 1] for at in places)
 
     def buffers(self, tables: Sequence[Tensor]) -> list[Tensor]:
         """Return zeros for each of `added`."""
@@ -168,13 +237,20 @@ class KernelScore:
                 totals[read.table],
             )
             if _is_carried(read):
-                at = Scored(self.rule, tables, row_sums, shape[2], n_k, **numbers)
                 part = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
-                gather(part, at.place(read.table, read.index), row_sums[number])
+                if not _placed(part, read, row_sums[number]):
+                    at = Scored(self.rule, tables, row_sums, shape[2], n_k, **numbers)
+                    gather(part, at.place(read.table, read.index), row_sums[number])
             else:
                 part = made[read.node]
                 if number is not None:
                     part = part / units[number].double()
+            if read.node in self.far:
+                first = self.far[read.node]
+                sums = row_sums[first : first + 2].sum(-1, keepdim=True)  # (2, B, H, 1)
+                d = torch.tensor([1 - shape[2], n_k - 1], device=table.device).view(2, 1, 1, 1)
+                at = Scored(self.rule, tables, sums, shape[2], n_k, d=d, **numbers)
+                gather(part, at.place(read.table, map(distance_form, read.index)), sums)
             totals[read.table] = part if known is None else known + part
         for i, kind in enumerate(self.rule.kinds):
             if kind.wanted and totals[i] is None:  # never read
@@ -191,6 +267,28 @@ def kernel_score(text: str, gluon: bool = False) -> KernelScore:
 def _is_carried(read: Read) -> bool:
     """Whether its gradient is a number for each query."""
     return read.reach in ("bh", "q")
+
+
+def _placed(part: Tensor, read: Read, row_sums: Tensor) -> bool:
+    """Put sums (B, H, N_q) at their entries, where the index is numbers of these alone."""
+    names = [bare(i) or "" for i in read.index]
+    if len(set(names)) < len(names) or not set(names) <= set("bhq"):
+        return False
+    others = [dim for dim, name in enumerate("bhq") if name not in names]
+    found = row_sums.sum(others) if others else row_sums
+    order = sorted(names, key="bhq".index)
+    found = found.permute([order.index(name) for name in names])
+    part[tuple(slice(n) for n in found.shape)] = found
+    return True
+
+
+def _has_ends(node: Expression) -> bool:
+    """Whether a read goes by distance alone, and not by what another table has for it."""
+    if node.kind != REAL or reach(node.args) != "d":
+        return False
+    dims = [_symbols(i) for i in map(distance_form, node.args)]
+    inner = any(part.op == "load" for i in node.args for part in walk(i))
+    return not inner and not any("d" in names and names & {"b", "h"} for names in dims)
 
 
 def _stored(read: Read) -> bool:
@@ -213,6 +311,25 @@ def _kept(rule: Rule) -> list[Expression]:
     for part in (rule.ds, *(read.grad for read in rule.reads)):
         visit(part)
     return list(found)
+
+
+def _factors(node: Expression) -> tuple[float, list[Expression]]:
+    """Return a number and expressions whose product is the node: itself if there is no number."""
+    parts = [node]
+    if node.op == "float":
+        factor, parts = node.data, []
+    elif (value := constant(node)) is not None:
+        factor, parts = float(value), []
+    elif node.op == "multiply":
+        (a, left), (b, right) = map(_factors, node.args)
+        factor = a * b
+        parts = left + right if a != 1 or b != 1 else parts
+    elif node.op == "divide" and (by := _factors(node.args[1]))[0] and not by[1]:
+        factor, parts = _factors(node.args[0])
+        factor /= by[0]
+    else:
+        factor = 1.0
+    return (factor, parts) if 1e-30 <= abs(factor) <= 1e30 else (1.0, [node])
 
 
 def _symbols(node: Expression) -> set[str]:
@@ -247,6 +364,7 @@ class _Writer:
     ):
         self.score, self.known, self.reals = score, known or {}, {}
         self.band, self.lines = lines is not None, [] if lines is None else lines
+        self.distance, self.prefix = "d", "x"
 
     def __call__(self, node: Expression) -> str:
         if node not in self.known:
@@ -257,7 +375,13 @@ class _Writer:
         if self._by_distance(node):
             if self.score.gluon:
                 return self.line(self._near(node))
+            if node in self.score.spans:
+                return self._near_or_far(node)
             return self.line(f"spread({self.of_band(distance_form(node))}, M, N, T)")
+        if node.op == "s":
+            return self.line("raw * scale")
+        if node.op == "d":
+            return self.distance
         if node.op in _SYMBOLS:
             return node.op
         if node.op == "sum" and node.data == (0, (1,)):
@@ -269,8 +393,23 @@ class _Writer:
         return self.line(self._text(node))
 
     def line(self, text: str) -> str:
-        self.lines.append(f"x{len(self.lines)} = {text}")
-        return f"x{len(self.lines) - 1}"
+        name = f"{self.prefix}{len(self.lines)}"
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def _near_or_far(self, node: Expression) -> str:
+        """Return a tile, with one load where it takes one entry."""
+        at, name = self.score.spans[node], f"y{len(self.lines)}"
+        test = f"(first + N > args[{at}]) & (first - M < args[{at + 1}])"
+        forms = []
+        for distance, form in (("d", "spread({}, M, N, T)"), ("first", "tl.zeros_like(raw) + {}")):
+            inner = _Writer(self.score, lines=[])
+            inner.distance, inner.prefix = distance, f"{name}_{distance}"
+            value = form.format(inner(distance_form(node)))
+            forms.append([*inner.lines, f"{name} = {value}"])
+        near, far = ("".join(f"\n        {line}" for line in lines) for lines in forms)
+        self.lines.append(f"if {test}:{near}\n    else:{far}")
+        return name
 
     def of_band(self, node: Expression) -> str:
         """Return that of the distances in a tile [2 max(M, N)]."""
@@ -314,6 +453,10 @@ class _Writer:
             at = self.place(read.table, read.index)
             if read.reach == "k":
                 value = self.line(f"tl.sum({value}, 0)[None, :]")
+        if read.node in self.score.far:
+            low = self.score.spans[read.node]
+            near = f"(far + {SPAN.value} > args[{low}]) & (far - {SPAN.value} < args[{low + 1}])"
+            value = self.line(f"tl.where({near}, {value}, 0.0)")
         number = f"fixed({value}, tl.load({unit}))"
         self.lines.append(
             f"tl.atomic_add({buffer} + {at}, {number}, mask={value} != 0.0, sem='relaxed')"
@@ -346,10 +489,14 @@ class _Writer:
             return f"tl.load(args[{self.score.places[node.data]}] + {at}).to({kind})"
         if node.kind == BOOL and len(args) == 3 and node.op != "where":
             args = args[1:]  # of integers that are compared
-        names = [self.real(a) if node.kind == REAL and a.kind == INT else self(a) for a in args]
         if node.op == "tanh":
-            fast = "FAST" if _is_tile(node) and not self.band else "False"
-            return f"capped({names[0]}, 1.0, 1.0, {fast})"
+            return self._tanh(node)
+        if node.op in ("multiply", "divide"):
+            factor, parts = _factors(node)
+            if not parts or parts[0] is not node:
+                found = [self.real(p) if p.kind == INT else self(p) for p in parts]
+                return " * ".join([*found, repr(factor)] if factor != 1 or not parts else found)
+        names = [self.real(a) if node.kind == REAL and a.kind == INT else self(a) for a in args]
         if node.op == "not":
             return f"~{names[0]}"
         if node.op in ("floor_divide", "remainder"):
@@ -361,6 +508,16 @@ class _Writer:
         if node.op in _INFIX:
             return f"{names[0]} {_INFIX[node.op]} {names[1]}"
         return f"{_CALLS[node.op]}({', '.join(names)})"
+
+    def _tanh(self, node: Expression) -> str:
+        fast = "FAST" if _is_tile(node) and not self.band else "False"
+        factor, parts = _factors(node.args[0])
+        if len(parts) != 1 or parts[0].op != "s" or factor < 0 or self.score.gluon:
+            return f"capped({self(node.args[0])}, 1.0, 1.0, {fast})"
+        # of the products as they are; beyond these limits tanh is linear, or its sign
+        cap = self.line(f"{1 / factor!r} / scale")
+        near = self.line(f"tl.minimum(tl.maximum({cap}, 1e-7), 1e7)")
+        return f"capped(raw, {near}, tl.minimum({near} / {cap}, 1.0), {fast})"
 
     def real(self, node: Expression) -> str:
         """Return an integer in float32. Sums of token numbers are made of these, exact below 2**24:

@@ -4,6 +4,7 @@ import inspect
 import itertools
 from collections.abc import Callable
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -126,6 +127,16 @@ class Bound(NamedTuple):
             for t in self.tables
         )  # fmt: skip
         return _text(self.score.number, kinds)
+
+
+def bound(score: Any) -> Bound:
+    """Return the score function with its tensors; ValueError for anything else."""
+    if isinstance(score, Score):
+        return score()
+    if not isinstance(score, Bound):
+        what = score.__qualname__ if isinstance(score, FunctionType) else type(score).__name__
+        raise ValueError(f"score is {what}; pass sparseflash.score(fn), called with its tensors")
+    return score
 
 
 class _OfClosure(Score):

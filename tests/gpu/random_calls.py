@@ -4,7 +4,7 @@
     python -m tests.gpu.random_calls --cases 100 --again 100
 
 Masks are composed at random, heads share keys or not, values have a width of their own, and memory
-that nobody has written holds NaN. Some calls have sinks, soft-capping or slopes. What the kernels
+that nobody has written holds NaN. Some calls have sinks or soft-capping. What the kernels
 for Hopper take runs there, all else on the portable ones. One call in four runs on a stream of its
 own, and one in four runs again from a CUDA graph, with the same bits. With --again, each call is
 also launched that many times without waiting between the launches. These must give the same bits,
@@ -49,7 +49,7 @@ from tests.gpu_calls import IS_HOPPER, RESULTS, captured
 from tests.poison import poisoned_empty
 
 HEAD_DIMS = (4, 8, 16, 20, 32, 40, 64, 64, 72, 80, 96, 104, 128, 128, 160, 192, 256)
-TERMS = ((), (), (), ("sink",), ("sink",), ("softcap",), ("slopes",), ("slopes", "softcap"))
+TERMS = (*[(False, 0.0)] * 4, *[(True, 0.0)] * 2, (False, 1.5), (True, 30.0))  # sinks, caps
 CHUNK = 10  # cases that a process checks at a time
 
 
@@ -81,7 +81,8 @@ def random_call(seed: int, longest: int) -> Case:
         seed=seed,
     )
     case = replace(case, mask=_composed(rng, case))
-    return replace(case, terms=rng.choice(TERMS))
+    sink, softcap = rng.choice(TERMS)
+    return replace(case, sink=sink, softcap=softcap)
 
 
 def _composed(rng: random.Random, case: Case) -> masks.Mask | None:
@@ -92,7 +93,7 @@ def _composed(rng: random.Random, case: Case) -> masks.Mask | None:
 
 
 class Runner:
-    """One call without terms, ready to be launched."""
+    """One call without sinks and caps, ready to be launched."""
 
     def __init__(self, case: Case, backend: str):
         self.case, self.backend = case, backend
@@ -123,8 +124,7 @@ class Runner:
 
         def run(function, inputs):
             inputs = [t.detach().requires_grad_() for t in inputs]
-            terms = sparseflash.Terms()
-            out, lse = function(*inputs, self.dense, self.scale, keep, case.dropout_p, terms)
+            out, lse = function(*inputs, self.dense, self.scale, keep, case.dropout_p)
             return out, lse, *gradients(out, lse, self.dout, self.dlse, inputs)
 
         expected = run(oracle, [t.double() for t in self.qkv])
@@ -162,7 +162,7 @@ def check_call(seed: int, longest: int, device: str, again: int = 0) -> None:
     on_gpu = device == "cuda"
     backend = "triton" if on_gpu else "cpu"
     copied = case.dtype in LOW and not (case.head_dim % 8 or case.width % 8)
-    if on_gpu and IS_HOPPER and copied and not {*case.terms} - {"sink"}:
+    if on_gpu and IS_HOPPER and copied and not case.softcap:
         backend = "hopper"
     aside = on_gpu and seed % 4 == 1
     with torch.cuda.stream(torch.cuda.Stream()) if aside else nullcontext():

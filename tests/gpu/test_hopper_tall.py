@@ -12,7 +12,7 @@ from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
 from tests.attention_cases import LOW, Case, build, check, draw
 from tests.gpu.random_calls import Runner, compare
-from tests.gpu.test_terms import GLOBAL, HOLE, NONE
+from tests.gpu.test_sinks import GLOBAL, HOLE, NONE
 from tests.gpu_calls import HOPPER, pairwise
 from tests.problems import problem_of
 
@@ -106,13 +106,13 @@ PARTS = {
 @pairwise(
     {
         "name": PARTS,
-        "terms": [(), ("sink",)],
+        "sink": [False, True],
         "head_dim": [48, 64],
     }
 )
-def test_rows_in_parts(name, terms, head_dim):
+def test_rows_in_parts(name, sink, head_dim):
     case = replace(PARTS[name], head_dim=head_dim, dtype=torch.bfloat16)
-    case = replace(case, terms=terms, max_scores=True)
+    case = replace(case, sink=sink, max_scores=True)
     blocks, _ = build(case, "cuda")
     schedule = schedule_for(blocks, case.n_q, case.n_k, case.batch, case.heads, "cuda")
     assert tile_lists(schedule, planned(case).specs[0], "cuda").n_parts > 0
@@ -123,13 +123,13 @@ def test_rows_in_parts(name, terms, head_dim):
     {
         "mask": [HOLE, masks.heads(HOLE, NONE), NONE],
         "block": [(128, 128), (64, 64), (16, 32)],
-        "terms": [(), ("sink",)],
+        "sink": [False, True],
         "head_dim": [48, 64],
     }
 )
-def test_rows_with_nothing(mask, block, terms, head_dim):
+def test_rows_with_nothing(mask, block, sink, head_dim):
     """In whole tiles of them, and beside rows that attend to something."""
-    options = {"mask": mask, "block_size": block, "terms": terms, "max_scores": True}
+    options = {"mask": mask, "block_size": block, "sink": sink, "max_scores": True}
     check_tall(Case(1000, 1000, head_dim, torch.float16, **options))
 
 
@@ -137,9 +137,7 @@ def test_rows_with_nothing(mask, block, terms, head_dim):
 @pytest.mark.parametrize("mask", [None, STRUCTURED])
 def test_sinks(mask, head_dim):
     for n in (100, 1000):
-        check_tall(
-            Case(n, n, head_dim, torch.bfloat16, mask=mask, terms=("sink",), max_scores=True)
-        )
+        check_tall(Case(n, n, head_dim, torch.bfloat16, mask=mask, sink=True, max_scores=True))
 
 
 @pytest.mark.parametrize("head_dim", [48, 64])

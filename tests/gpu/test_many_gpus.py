@@ -86,7 +86,7 @@ def test_every_family_equals_one_gpu(n):
 
 
 def placed(rank: int, n: int) -> None:
-    """Dropout, score functions and biases by distance, which go by places in the sequence."""
+    """Dropout and score functions, which go by places in the sequence."""
     heads, kv_heads, dim = 8, 4, 64
     g = torch.Generator("cuda").manual_seed(0)
     shapes = (heads, dim), (kv_heads, dim), (kv_heads, dim), (heads, dim)
@@ -100,8 +100,6 @@ def placed(rank: int, n: int) -> None:
         table = (bias.double() if wide else bias.clone()).requires_grad_()
         if "score" in what:
             more["score"] = relative(bias=table)
-        if "bias" in what:
-            more["terms"] = sparseflash.Terms(bias=table)
         return [*attend(mask, *given, **more), table.grad]
 
     for i, (name, owner, route, what) in enumerate((
@@ -113,7 +111,7 @@ def placed(rank: int, n: int) -> None:
         ("causal", "zigzag", "blocks", "score"),
         ("longformer", "auto", "blocks", "dropout score"),
         ("bigbird", "contiguous", "heads", "dropout score"),
-        ("causal", "zigzag", "keys", "bias"),
+        ("causal", "zigzag", "keys", "score"),
     )):  # fmt: skip
         mask, options = FAMILIES[name](n), dict(drop) if "dropout" in what else {}
         exact = run(

@@ -8,7 +8,7 @@ import masks
 import sparseflash
 from sparseflash.testing import logits, relative_error
 from tests.attention_cases import LOW, Case, check
-from tests.gpu.test_terms import HOLE, NONE, PARTS, parts
+from tests.gpu.test_sinks import HOLE, NONE, PARTS, parts
 from tests.gpu_calls import GPU, MASK, captured, inputs, pairwise
 
 pytestmark = GPU
@@ -27,12 +27,12 @@ def wanted(q, k, mask, **options):
     {
         "name": PARTS,
         "head_dim": [64, 128, 256],
-        "terms": [(), ("sink",)],
+        "sink": [False, True],
     }
 )
-def test_rows_in_parts(name, head_dim, terms, backend):
+def test_rows_in_parts(name, head_dim, sink, backend):
     """The kernel that merges the parts takes the largest of theirs."""
-    options = {"dtype": torch.bfloat16, "terms": terms, "max_scores": True}
+    options = {"dtype": torch.bfloat16, "sink": sink, "max_scores": True}
     case = replace(PARTS[name], head_dim=head_dim, **options)
     assert parts(case, "cuda") > 0  # the case is about them
     check(case, backend, "cuda")
@@ -43,12 +43,12 @@ def test_rows_in_parts(name, head_dim, terms, backend):
         "mask": [HOLE, masks.heads(HOLE, NONE), NONE],
         "head_dim, width": [(32, 32), (128, 128), (64, 128), (192, 128)],
         "block": [(128, 128), (64, 64), (16, 32)],
-        "terms": [(), ("sink",)],
+        "sink": [False, True],
     }
 )
-def test_rows_with_nothing(mask, head_dim, width, block, terms, backend):
+def test_rows_with_nothing(mask, head_dim, width, block, sink, backend):
     """In whole tiles of them, and beside rows that attend to something."""
-    options = {"mask": mask, "block_size": block, "terms": terms, "max_scores": True}
+    options = {"mask": mask, "block_size": block, "sink": sink, "max_scores": True}
     check(Case(1000, 1000, head_dim, torch.float16, v_head_dim=width, **options), backend, "cuda")
 
 

@@ -48,7 +48,7 @@ def call(
     outputs = [
         sparseflash.attention(
             q, k, v, mask, score=score(**on_gpu), return_lse=True, seed=seed, backend=backend,
-            terms=None if sink is None else sparseflash.Terms(sink=sink), **options,
+            sink=sink, **options,
         )
         for backend in backends
     ]  # fmt: skip

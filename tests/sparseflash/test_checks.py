@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import masks
 import sparseflash
-from sparseflash import Terms, select
+from sparseflash import score_rules, select
 from sparseflash.backends.registry import NAMES
 from sparseflash.testing import make_qkv
 from tests.op_cases import MASK, plans
@@ -124,7 +124,12 @@ def test_unknown_option_is_refused():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_numbers_of_numpy_pass(dtype):
     options = [
-        {"scale": kind(0.5), "dropout_p": kind(0.25), "seed": seed, "terms": Terms(softcap=kind(2))}
+        {
+            "scale": kind(0.5),
+            "dropout_p": kind(0.25),
+            "seed": seed,
+            "score": score_rules.softcap(kind(2)),
+        }
         for kind, seed in ((float, 3), (dtype, np.int64(3)))
     ]
     ours, theirs = (sparseflash.attention(**GOOD, **given) for given in options)
@@ -155,7 +160,7 @@ def test_arguments_of_other_libraries(name, value, remedy):
 
 def test_other_orders_and_kinds_of_arguments():
     attention = sparseflash.attention
-    for given in ({"softcap": 5.0}, {"terms": Terms(softcap=5.0)}, {"alibi_slopes": 1}):
+    for given in ({"softcap": 5.0}, {"sink": torch.ones(4)}, {"alibi_slopes": 1}):
         with pytest.raises(TypeError, match=f"{next(iter(given))}.*take sparseflash.attention"):
             sparseflash.decode(Q, K, V, **given)
     for mask in (masks.causal(), masks.causal().build(40)):

@@ -71,7 +71,7 @@ class Call:
     """The same inputs on every rank, and what one process gives."""
 
     def __init__(
-        self, n: int, heads: int, kv_heads: int, mask: Any, dtype: Any, terms: Any = None,
+        self, n: int, heads: int, kv_heads: int, mask: Any, dtype: Any, sink: Any = None,
         **options: Any,
     ):  # fmt: skip
         g = torch.Generator().manual_seed(n)
@@ -83,7 +83,7 @@ class Call:
             normal(BATCH, h, n, d) for h, d in ((heads, DIM), (kv_heads, DIM), (kv_heads, DIM_V))
         ]
         self.dout, self.dlse = normal(BATCH, heads, n, DIM_V), normal(BATCH, heads, n)
-        self.terms, self.options = terms or sparseflash.Terms(), options
+        self.sink, self.options = sink, options
         self.tables = {}
         if options.pop("scored", False):
             sizes = (heads,), (BATCH, n), (n,), (heads, 11), (BATCH, heads, n, 9)
@@ -93,21 +93,16 @@ class Call:
         self.want = self.run(mask, *self.qkv, self.dout, self.dlse)
 
     def run(self, mask: Any, *given: torch.Tensor, **options: Any):
-        """Return out, LSE and the gradients of q, k, v, the sink, the bias and the tables."""
+        """Return out, LSE and the gradients of q, k, v, the sink and the tables."""
         q, k, v = (x.detach().requires_grad_() for x in given[:3])
         dout, dlse = given[3:]
         mask = mask(q, k) if isinstance(mask, Selector) else mask
-        learnt = {
-            name: x.clone().requires_grad_()
-            for name in ("sink", "bias")
-            if (x := getattr(self.terms, name)) is not None
-        }
-        terms = self.terms._replace(**learnt)
+        learnt = {} if self.sink is None else {"sink": self.sink.clone().requires_grad_()}
+        options = {"return_lse": True, **learnt, **self.options, **options}
         if self.tables:
             tables = {name: x.clone().requires_grad_() for name, x in self.tables.items()}
             learnt |= tables
             options["score"] = SCORE(**tables)
-        options = {"return_lse": True, "terms": terms, **self.options, **options}
         out, lse, *_ = cast(Any, sparseflash.attention)(q, k, v, mask, **options)
         seen = torch.where(lse == -torch.inf, 0.0, lse * dlse.to(lse.dtype))
         ((out * dout).sum() + seen.sum()).backward()
@@ -122,6 +117,12 @@ class Call:
 
     def on(self, cp: Any, **options: Any) -> Any:
         return self.run(cp, *(cp.shard(x, 2) for x in (*self.qkv, self.dout, self.dlse)), **options)
+
+
+def beside(heads: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Return a sink and a cap of the scores."""
+    sink = torch.linspace(-1, 1, heads, dtype=dtype)
+    return {"sink": sink, "score": sparseflash.score_rules.softcap(3.0)}
 
 
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
@@ -151,14 +152,15 @@ def least(blocks: Any, cp: Any, kv_heads: int) -> int:
 def families(rank: int, world: int, n: int) -> None:
     joined = 0
     for i, (name, family) in enumerate(FAMILIES.items()):
-        heads, kv_heads, terms = (4, 4, False) if i % 3 == 0 else (8, 4, i % 2 == 0)
+        heads, kv_heads, more = (4, 4, False) if i % 3 == 0 else (8, 4, i % 2 == 0)
         dtype = torch.float32 if i % 4 == 3 else torch.float64
         mask = family(n)
-        sink = sparseflash.Terms(torch.linspace(-1, 1, heads, dtype=dtype), 3.0) if terms else None
-        further: Any = DROPOUT if (i + world) % 2 else {}
-        if sink is None and (i + n) % 3:
-            further = {"scored": True, **further}
-        call = Call(n, heads, kv_heads, mask, dtype, sink, **further)
+        further: Any = beside(heads, dtype) if more else {}
+        if not more and (i + n) % 3:
+            further = {"scored": True}
+        if (i + world) % 2:
+            further |= DROPOUT
+        call = Call(n, heads, kv_heads, mask, dtype, **further)
         tolerance = 1e-11 if dtype == torch.float64 else 3e-5
         rules = [rule for rule in RULES if rule != "metis"]
         uneven = np.random.default_rng(i).integers(0, world, -(-n // SIZE))
@@ -273,9 +275,9 @@ def selectors(rank: int, world: int) -> None:
         (select.nsa(3, 32, 16, within=masks.local(60)), "zigzag", "heads"),
     )):  # fmt: skip
         heads, kv_heads = ((4, 4), (6, 3))[i % 2]
-        terms = sparseflash.Terms(torch.linspace(-1, 1, heads).double(), 3.0) if i > 3 else None
-        options: Any = DROPOUT if i % 3 == 2 else {"scored": i == 3}
-        call = Call(n, heads, kv_heads, chosen, torch.float64, terms, **options)
+        options: Any = beside(heads, torch.float64) if i > 3 else {"scored": i == 3}
+        options |= DROPOUT if i % 3 == 2 else {}
+        call = Call(n, heads, kv_heads, chosen, torch.float64, **options)
         cp = context_parallel(
             None, chosen, n, heads=heads, kv_heads=kv_heads, owner=owner, route=cast(Any, route)
         )
@@ -342,11 +344,6 @@ def composed(rank: int, world: int) -> None:
     )
     for a, b, c in zip(plain, again, compiled, strict=True):
         assert close(a, b, 1e-12) and close(a, c, 1e-12)
-    terms = sparseflash.Terms(bias=bias)  # these calls stay out of a graph
-    by_distance = torch.compile(
-        lambda q: 2.0 * sparseflash.attention(q, k, v, cp, terms=terms), backend="aot_eager"
-    )
-    assert close(by_distance(q), 2.0 * sparseflash.attention(q, k, v, cp, terms=terms), 1e-12)
     plain = torch.autograd.grad((sparseflash.attention(q, k, v, cp) * dout).sum(), (q, k, v))
     q, k, v = (x.detach().bfloat16().requires_grad_() for x in (q, k, v))
     out = sparseflash.attention(q, k, v, cp)
@@ -399,21 +396,15 @@ def refused(rank: int, world: int) -> None:
 
 
 def optional(rank: int, world: int) -> None:
-    """Terms by distance, lengths, starts, dropout and largest logits, of all tokens and heads."""
+    """Sinks, lengths, starts, dropout and largest logits, of all tokens and heads."""
     n, heads = 200, 4
-    slopes = torch.linspace(0.01, 0.3, heads, dtype=torch.float64)
-    bias = torch.linspace(-1, 1, heads * 9, dtype=torch.float64).view(heads, 9)
-    distances = sparseflash.Terms(slopes=slopes, bias=bias)
+    sink = torch.linspace(0.01, 0.3, heads, dtype=torch.float64)
     scored: Any = {"scored": True, "dropout_p": 0.2, "seed": 3}
-    sink = sparseflash.Terms(sink=slopes)
     bounds: Any = {"lengths": [130, n], "starts": [0, 9]}
     causal, window = masks.causal(), masks.sliding(30) | masks.global_tokens(3)
     by_head = masks.random_blocks(0.3, block=16, per_head=True)
-    for mask, owner, route, terms, options in (
-        (causal, "contiguous", "blocks", distances, {}),
-        (window, "snake", "keys", distances._replace(softcap=2.0), {}),
-        (None, "contiguous", "blocks", distances._replace(slopes=None), {}),
-        (causal, "zigzag", "heads", distances, {}),
+    for mask, owner, route, own, options in (
+        (causal, "contiguous", "blocks", None, {"scored": True}),
         (by_sequence(n), "zigzag", "blocks", None, scored),
         (by_head, "zigzag", "heads", sink, scored),
         (window, "snake", "blocks", None, scored),
@@ -423,7 +414,7 @@ def optional(rank: int, world: int) -> None:
         (by_head, "zigzag", "heads", sink, {"dropout_p": 0.3, "seed": 5}),
         (by_sequence(n), "contiguous", "heads", None, {"dropout_p": 0.3, "seed": 2**62 + 1}),
     ):
-        call = Call(n, heads, 2, mask, torch.float64, terms, **options)
+        call = Call(n, heads, 2, mask, torch.float64, own, **options)
         cp = context_parallel(
             None, mask, n, heads=heads, kv_heads=2, block_size=SIZE, owner=owner,
             route=cast(Any, route),
@@ -443,14 +434,13 @@ def meshes(rank: int, world: int) -> None:
     """Heads on one dimension of a mesh, blocks of tokens on the other."""
     n, heads, kv_heads = 200, 6, 3
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("heads", "blocks"))
-    distances = sparseflash.Terms(slopes=torch.linspace(0.01, 0.3, heads, dtype=torch.float64))
     causal, by_head = masks.causal(), masks.random_blocks(0.3, block=16, per_head=True)
-    for mask, owner, terms, options in (
-        (causal, "zigzag", None, {"lengths": [130, n]}),
-        (by_head, "zigzag", None, {"scored": True, **DROPOUT}),
-        (masks.longformer(32, 1, (0, 1)), "snake", distances, DROPOUT),
+    for mask, owner, options in (
+        (causal, "zigzag", {"lengths": [130, n]}),
+        (by_head, "zigzag", {"scored": True, **DROPOUT}),
+        (masks.longformer(32, 1, (0, 1)), "snake", {"scored": True, **DROPOUT}),
     ):
-        call = Call(n, heads, kv_heads, mask, torch.float64, terms, **options)
+        call = Call(n, heads, kv_heads, mask, torch.float64, **options)
         cp = context_parallel(
             mesh, mask, n, heads=heads, kv_heads=kv_heads, block_size=SIZE, owner=owner
         )
@@ -478,11 +468,8 @@ def test_meshes_of_two_dimensions():
 def planned_elsewhere(rank: int, world: int) -> None:
     """A plan that a process without a group made, as a worker of a data loader does."""
     n, mask, moba = 200, masks.longformer(32, 1, (0, 1)), select.moba(32, 2, SIZE)
-    for chosen, terms in (
-        (mask, sparseflash.Terms(slopes=torch.linspace(0.01, 0.3, 4, dtype=torch.float64))),
-        (moba, None),
-    ):
-        call = Call(n, 4, 2, chosen, torch.float64, terms)
+    for chosen in (mask, moba):
+        call = Call(n, 4, 2, chosen, torch.float64)
         options: Any = {"heads": 4, "kv_heads": 2, "owner": "contiguous", "block_size": SIZE}
         unbound = context_parallel((rank, world), chosen, n, **options)
         q = unbound.shard(call.qkv[0], 2)

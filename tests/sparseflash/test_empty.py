@@ -54,11 +54,11 @@ def test_attention(extents, backend: str):
     assert_nothing(sparseflash.attention(*qkv, planned, dropout_p=0.1, **asked), q)
 
 
-def test_terms_without_keys():
+def test_sinks_and_scores_without_keys():
     qkv = inputs(2, 40, 0)
     sink, bias = torch.randn(4, requires_grad=True), torch.randn(4, 9, requires_grad=True)
-    terms = sparseflash.Terms(sink=sink, bias=bias, softcap=2.0)
-    out, lse = sparseflash.attention(*qkv, terms=terms, return_lse=True)
+    score = sparseflash.score_rules.relative(4)(bias=bias)
+    out, lse = sparseflash.attention(*qkv, sink=sink, score=score, return_lse=True)
     assert not out.any() and torch.equal(lse, sink[:, None].expand_as(lse))
     weight = torch.randn_like(lse)
     dsink, dbias = torch.autograd.grad((lse * weight).sum(), (sink, bias))

@@ -53,7 +53,7 @@ def test_decode_kernels(seed):
 def test_lengths(backend):
     """As with a mask that hides what is beyond the lengths."""
     case = random_nan_case(1, (63, 100), (torch.float32,))
-    case = replace(case, n_k=case.n_q, mask=None, terms=(), dropout_p=0.0)
+    case = replace(case, n_k=case.n_q, mask=None, sink=False, softcap=0.0, dropout_p=0.0)
     check(case, backend, lengths=[case.n_q - 5, case.n_q // 2])
 
 
@@ -85,7 +85,8 @@ N, TOKEN = 48, 20
 DENSE = np.tril(np.ones((N, N), bool))
 DENSE[40:, 18:22] = False  # late queries skip the tokens around the bad one
 VALUES = [float("nan"), float("inf"), float("-inf")]
-TERMS = sparseflash.Terms(torch.tensor([0.5, 2.0]), softcap=3.0, bias=torch.eye(2, 5))
+NEAR = sparseflash.score(lambda s, h, q, k, bias: 3 * np.tanh(s / 3) + bias[h, k - q + 2])
+TERMS = {"sink": torch.tensor([0.5, 2.0]), "score": NEAR(bias=torch.eye(2, 5))}
 OTHERS = torch.arange(N) != TOKEN
 BLIND, UNSEEN = torch.from_numpy(~DENSE[:, TOKEN]), torch.from_numpy(~DENSE[TOKEN])
 
@@ -116,7 +117,7 @@ def agree(found, expected, tokens):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"dropout_p": 0.4, "seed": 3}, {"terms": TERMS}], ids=["", "dropout", "terms"]
+    "options", [{}, {"dropout_p": 0.4, "seed": 3}, TERMS], ids=["", "dropout", "terms"]
 )
 @pytest.mark.parametrize("name", "kv")
 def test_a_bad_key_does_not_reach_the_rows_that_do_not_see_it(name, options):

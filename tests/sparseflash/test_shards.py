@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import (
 
 import masks
 import sparseflash
-from sparseflash import BlockSparseAttention, Rotary, Terms, attention
+from sparseflash import BlockSparseAttention, Rotary, attention
 from tests.processes import on_ranks
 
 MASK = masks.local(9) | masks.global_tokens(2)
@@ -56,10 +56,10 @@ def check_attention(mesh, placement, kept, mask=MASK, score=None, **options):
     torch.manual_seed(0)
     q = torch.randn(4, 4, 40, 8, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(4, 2, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    terms = Terms(sink=torch.randn(4, dtype=torch.float64, requires_grad=True))
-    leaves = [q, k, v, terms.sink]
+    sink = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    leaves = [q, k, v, sink]
     shared = [distribute_tensor(t, mesh, [placement]) for t in leaves[:3]]
-    options |= {"return_lse": True, "terms": terms}
+    options |= {"return_lse": True, "sink": sink}
     if score is not None:
         leaves.append(torch.randn(4, 40, dtype=torch.float64, requires_grad=True))
         options["score"] = score(t=leaves[4])

@@ -176,4 +176,4 @@ class Backward:
         else:
             dq, sums = self.finish(call, dq_sum), lse_log2.new_empty(0, *q.shape[:3])
         tables = self.portable.tables(dout, delta, lse_log2, sums, saved, walk)
-        return Gradients(dq, dk, dv, dsink, None, tables)
+        return Gradients(dq, dk, dv, dsink, tables)

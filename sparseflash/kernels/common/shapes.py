@@ -1,4 +1,4 @@
-"""Numbers that launches take: the scale in base 2, strides, extents of tiles, diagonals."""
+"""Numbers that launches take: the scale in base 2, strides, extents of tiles."""
 
 from torch import Tensor
 
@@ -29,24 +29,6 @@ LN2 = 0.6931471805599453
 def scale_log2(scale: float) -> float:
     """Return the factor of the scores in base 2."""
     return scale * LOG2E
-
-
-STEPS = 8  # tiles of a diagonal that one program of backward_bias adds
-
-
-def near_diagonals(
-    n_q: int, n_k: int, block: int, far: tuple[int, ...], radius: int
-) -> tuple[int, int, int]:
-    """Return the first diagonal of tiles of `block` tokens with one near the main diagonal, how
-    many such diagonals there are, and in how many parts each is summed.
-
-    far: the tiles that are near or far, queries x keys: those of backward_q.
-    """
-    n_tiles, middle = cdiv(n_q, block), n_k - n_q
-    reach = radius + sum(far) - block
-    first = max((middle - reach) // block + 1, 1 - n_tiles)
-    end = min(cdiv(middle + reach, block), cdiv(n_k, block))
-    return first, end - first, cdiv(n_tiles, STEPS)
 
 
 def cdiv(a: int, b: int) -> int:

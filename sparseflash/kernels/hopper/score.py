@@ -58,12 +58,12 @@ def scored(f, s, b, h, row, n_rows, block, n_columns, BLOCK: gl.constexpr, T: gl
         h = as_tile(h, COLUMNS)
     args = f.score_args
     if T:
-        logits, kept = f.SCORE(
-            s, b, h, columns, own, n_columns, n_rows, first, args, COLUMNS, 64, True, True
+        logits, _unit, kept = f.SCORE(
+            s, 1.0, b, h, columns, own, n_columns, n_rows, first, args, COLUMNS, 64, True, True
         )
     else:
-        logits, kept = f.SCORE(
-            s, b, h, own, columns, n_rows, n_columns, first, args, 64, COLUMNS, False, True
+        logits, _unit, kept = f.SCORE(
+            s, 1.0, b, h, own, columns, n_rows, n_columns, first, args, 64, COLUMNS, False, True
         )
     return logits, kept, (s, b, h, own, columns, first)
 
@@ -75,6 +75,7 @@ def sloped(f, ds, kept, place, n_q, n_k):
     """
     s, b, h, k, q, first = place
     ds, _sums = f.SLOPE(
-        s, ds, kept, b, h, q, k, n_q, n_k, first, f.score_args, (), ds.shape[1], 64, True, True
+        s, 1.0, ds, kept, b, h, q, k, n_q, n_k, first, 0, f.score_args, (),
+        ds.shape[1], 64, True, True,
     )  # fmt: skip
     return ds

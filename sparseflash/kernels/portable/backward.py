@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from sparseflash.kernels.common.dropout import head_keys
-from sparseflash.kernels.common.softmax import LOG2E, probabilities
+from sparseflash.kernels.common.softmax import probabilities
 from sparseflash.kernels.portable.common import (
     UNSPECIALIZED,
     block_list,
@@ -25,14 +25,13 @@ from sparseflash.kernels.portable.common import (
     store_tile,
     tile_bits,
 )
-from sparseflash.kernels.portable.score import scored, sloped
-from sparseflash.kernels.portable.terms import bias_of, is_high, is_low, shift_with, with_terms
+from sparseflash.kernels.portable.score import listed_between, near_keys, scored, sloped
 
 
 @triton.jit
 def kv_step(
     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    cap, Slopes, bias, radius, first, scale, b, h, q_start, k_start, n_q, n_k, score_args,
+    scale, b, h, q_start, k_start, n_q, n_k, score_args,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     SCORE: tl.constexpr, SLOPE: tl.constexpr,
 ):  # fmt: skip
@@ -41,17 +40,13 @@ def kv_step(
     dp = tl.dot(v, dout.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     FAST: tl.constexpr = q.dtype != tl.float32
     if SCORE is None:
-        t, logits, unit, rest = with_terms(
-            s, scale_log2, cap, Slopes, bias, radius, first,
-            q.shape[0], k.shape[0], True, True, FAST,
-        )  # fmt: skip
-        p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[None, :])
+        p = probabilities(s, scale_log2, lse_log2[None, :])
     else:
-        logits, kept_values = scored(
+        logits, unit, kept_values = scored(
             s, scale, b, h, q_start, k_start, n_q, n_k, score_args,
             q.shape[0], k.shape[0], True, FAST, SCORE,
         )  # fmt: skip
-        p = probabilities(logits, LOG2E, lse_log2[None, :])
+        p = probabilities(logits, unit, lse_log2[None, :])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     kept = p
@@ -59,8 +54,6 @@ def kv_step(
         kept = tl.where(keep, p, 0.0)
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[None, :])
-    if cap is not None:
-        ds *= 1.0 - t * t
     if SLOPE is not None:
         ds, _sums = sloped(
             s, ds, kept_values, scale, b, h, q_start, k_start, n_q, n_k, score_args, (),
@@ -80,7 +73,6 @@ def backward_kv(
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    cap, Slopes, Bias, radius,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
@@ -105,7 +97,6 @@ def backward_kv(
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     query = tl.arange(0, BLOCK_M)
-    first_key = k_start - (n_k - n_q)  # its distance from query 0
 
     for g in range(group):
         h = h_kv * group + g
@@ -123,9 +114,6 @@ def backward_kv(
         partial_idx = row_idx if DENSE else row_idx + first
         full_idx = row_idx if DENSE else row_idx + middle
         partial_tile = tile_idx if DENSE else tile_idx + first
-        # the kernel walks several heads, so that these pointers are not moved in place
-        slopes = Slopes if Slopes is None else Slopes + h
-        bias = Bias if Bias is None else bias_of(Bias, h, radius)
         row_head = 0
         column_head = 0
         if DROPOUT:
@@ -172,7 +160,6 @@ def backward_kv(
                     )  # fmt: skip
                 dk, dv = kv_step(
                     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-                    cap, slopes, bias, radius, first_key - start,
                     scale, b, h, start, k_start, n_q, n_k, score_args,
                     phase == 0 and (not DENSE or SCORE is not None), DROPOUT, PRECISION,
                     SCORE, SLOPE,
@@ -191,42 +178,31 @@ def backward_kv(
 
 @triton.jit
 def q_step(
-    dq, low, high, sums, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    cap, Slopes, bias, radius, first, scale, b, h, q_start, k_start, n_q, n_k, score_args,
-    MASKED: tl.constexpr, FAR: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    dq, sums, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+    scale, b, h, q_start, k_start, n_q, n_k, score_args,
+    MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     SCORE: tl.constexpr, SLOPE: tl.constexpr, WITH_DQ: tl.constexpr,
 ):  # fmt: skip
     """Add one key tile to dQ; scores are [BLOCK_M, BLOCK_N], queries by keys.
 
-    FAR: add it to the sums of `low` and `high` tiles [BLOCK_M]. sums: those of SLOPE. Without DQ,
-    SLOPE adds to the gradients of tables.
+    sums: those of SLOPE. Without DQ, SLOPE adds to the gradients of tables.
     """
     s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     FAST: tl.constexpr = q.dtype != tl.float32
     if SCORE is None:
-        t, logits, unit, rest = with_terms(
-            s, scale_log2, cap, Slopes, bias, radius, first,
-            q.shape[0], k.shape[0], False, True, FAST,
-        )  # fmt: skip
-        p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[:, None])
+        p = probabilities(s, scale_log2, lse_log2[:, None])
     else:
-        logits, kept_values = scored(
+        logits, unit, kept_values = scored(
             s, scale, b, h, q_start, k_start, n_q, n_k, score_args,
             q.shape[0], k.shape[0], False, FAST, SCORE,
         )  # fmt: skip
-        p = probabilities(logits, LOG2E, lse_log2[:, None])
+        p = probabilities(logits, unit, lse_log2[:, None])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     if DROPOUT:
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[:, None])
-    if FAR:
-        far = tl.sum(ds, 1)  # [BLOCK_M]
-        low += tl.where(is_low(radius, first, k.shape[0]), far, 0.0)
-        high += tl.where(is_high(radius, first, q.shape[0]), far, 0.0)
-    if cap is not None:
-        ds *= 1.0 - t * t
     if SLOPE is not None:
         ds, sums = sloped(
             s, ds, kept_values, scale, b, h, q_start, k_start, n_q, n_k, score_args, sums,
@@ -234,7 +210,7 @@ def q_step(
         )  # fmt: skip
     if WITH_DQ:
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-    return dq, low, high, sums
+    return dq, sums
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -246,22 +222,18 @@ def backward_q(
     stride_dqb, stride_dqh, stride_dqn,
     scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    cap, Slopes, Bias, radius, FarSums,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    score_args=None, RowSums=None,
+    score_args=None, RowSums=None, near_low=None, near_high=None,
     SCORE: tl.constexpr = None, SLOPE: tl.constexpr = None, SUMS: tl.constexpr = 0,
     PAIRED: tl.constexpr = False,
 ):  # fmt: skip
     """DQ, like q: a program sums that of BLOCK_M queries of one head.
 
     With a score, RowSums (SUMS, B, H_q, n_q) is what SLOPE sums. Without DQ, SLOPE adds to the
-    gradients of tables.
-
-    FarSums (n_tiles, B * H_q, 2), where there is one: sums of dS over the tiles that take the first
-    entry of the bias, and over those that take the last.
+    gradients of tables; with near_low and near_high only tiles between these distances have some.
 
     q, dq [BLOCK_M, BLOCK_D]; dout [BLOCK_M, BLOCK_DV]; lse_log2, delta [BLOCK_M];
     k [BLOCK_N, BLOCK_D]; v [BLOCK_N, BLOCK_DV]
@@ -270,10 +242,6 @@ def backward_q(
     b = (bh // heads).to(tl.int64)
     h = (bh % heads).to(tl.int64)
     q_start = tile * BLOCK_M
-    first_key = q_start + n_k - n_q  # at distance 0 from the first query
-    if Slopes is not None:
-        Slopes += h
-    bias = Bias if Bias is None else bias_of(Bias, h, radius)
     k_offset = b * stride_kb + (h // group) * stride_kh
     v_offset = b * stride_vb + (h // group) * stride_vh
     k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
@@ -300,17 +268,29 @@ def backward_q(
     if DROPOUT:
         row_head, column_head = head_keys(seed_ptr, bh)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    FAR: tl.constexpr = FarSums is not None
-    low = tl.zeros([BLOCK_M], tl.float32)
-    high = tl.zeros([BLOCK_M], tl.float32)
     sums = ()
     for _ in tl.static_range(SUMS):
         sums = sums + (tl.zeros([BLOCK_M], tl.float32),)  # noqa: RUF005
 
+    begin_partial = 0
+    begin_full = 0
+    ragged = n_full * BLOCK_N if DENSE else 0
+    if near_low is not None:
+        near_key, near_end = near_keys(q_start, near_low, near_high)
+        if DENSE:
+            begin_full, n_full = near_key // BLOCK_N, tl.minimum(n_full, near_end // BLOCK_N)
+        else:
+            begin_partial, n_partial = listed_between(
+                partial_idx, n_partial, near_key, near_end, BLOCK_K, BLOCK_N
+            )
+            begin_full, n_full = listed_between(
+                full_idx, n_full, near_key, near_end, BLOCK_K, BLOCK_N
+            )
+
     if PARTIAL:
-        for t in tl.range(0, n_partial):
+        for t in tl.range(begin_partial, n_partial):
             if DENSE:
-                start = n_full * BLOCK_N
+                start = ragged
                 allowed = (start + tl.arange(0, BLOCK_N) < n_k)[None, :]
             else:
                 start = block_start(partial_idx, t, BLOCK_K, BLOCK_N, False)
@@ -325,19 +305,18 @@ def backward_q(
                 keep = keep_bits(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
                 )
-            dq, low, high, sums = q_step(
-                dq, low, high, sums, q, k, v, dout, lse_log2, delta, scale_log2, allowed,
-                keep, keep_scale, cap, Slopes, bias, radius, start - first_key,
+            dq, sums = q_step(
+                dq, sums, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
                 scale, b, h, q_start, start, n_q, n_k, score_args,
-                True, FAR, DROPOUT, PRECISION, SCORE, SLOPE, DQ is not None,
+                True, DROPOUT, PRECISION, SCORE, SLOPE, DQ is not None,
             )  # fmt: skip
 
     # the index is loaded one tile ahead: a load that an address waits for would cost the pipeline a
     # stage
     start = 0
     if n_full > 0:
-        start = block_start(full_idx, 0, BLOCK_K, BLOCK_N, DENSE)
-    for t in tl.range(0, n_full):
+        start = block_start(full_idx, begin_full, BLOCK_K, BLOCK_N, DENSE)
+    for t in tl.range(begin_full, n_full):
         next_start = block_start(full_idx, tl.minimum(t + 1, n_full - 1), BLOCK_K, BLOCK_N, DENSE)
         k = load_full(
             K + k_offset, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
@@ -350,11 +329,10 @@ def backward_q(
             keep = keep_bits(
                 row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
             )
-        dq, low, high, sums = q_step(
-            dq, low, high, sums, q, k, v, dout, lse_log2, delta, scale_log2, True, keep,
-            keep_scale, cap, Slopes, bias, radius, start - first_key,
+        dq, sums = q_step(
+            dq, sums, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
             scale, b, h, q_start, start, n_q, n_k, score_args,
-            False, FAR, DROPOUT, PRECISION, SCORE, SLOPE, DQ is not None,
+            False, DROPOUT, PRECISION, SCORE, SLOPE, DQ is not None,
         )  # fmt: skip
         if PAIRED:
             dq = finished(dq, t)
@@ -366,7 +344,3 @@ def backward_q(
     for i in tl.static_range(SUMS):
         rows_of = RowSums + i * (tl.num_programs(0) // n_tiles).to(tl.int64) * n_q
         tl.store(rows_of + at, sums[i], mask=rows < n_q)
-    if FAR:
-        far_sums = FarSums + 2 * (tile * (tl.num_programs(0) // n_tiles) + bh)
-        tl.store(far_sums, tl.sum(low, 0))
-        tl.store(far_sums + 1, tl.sum(high, 0))

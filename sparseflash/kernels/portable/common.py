@@ -14,8 +14,7 @@ from sparseflash.kernels.common.dropout import (
 
 # kernel arguments of which every value takes the same compiled kernel
 UNSPECIALIZED = (
-    "n_q", "n_k", "n_tiles", "heads", "mask_stride_b", "mask_stride_h", "drop_threshold",
-    "radius",
+    "n_q", "n_k", "n_tiles", "heads", "mask_stride_b", "mask_stride_h", "drop_threshold"
 )  # fmt: skip
 
 

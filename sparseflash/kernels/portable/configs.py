@@ -24,18 +24,17 @@ Table = dict[tuple[str, int], Tiles]
 # (kernel, padded head dim) -> tiles for 16-bit inputs. A row " partial" is for masks with partial
 # blocks: the code that masks needs registers. A row " short" is for masks with few keys to a query,
 # where occupancy counts most. A row " padded" is for head dims that are padded, which TMA does not
-# copy: addresses need registers. A row " terms" is for scores with a cap, slopes or a bias, whose
-# code needs registers, a row " biased" for those with slopes, a bias or tables of a score, and a
-# row " paired" for tables that are read by key or by pair. Rows are measured for Hopper, the padded
-# ones apart; those for terms and for other GPUs are chosen by what compiles with few spills
-# (docs/results/kernels.md).
+# copy: addresses need registers. A row " score" is for calls with a function of the scores, whose
+# code needs registers, a row " tables" for those with tables, and a row " paired" for tables that
+# are read by key or by pair. Rows are measured for Hopper, the padded ones apart; those for scores
+# and for other GPUs are chosen by what compiles with few spills (docs/results/kernels.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward paired", 32): Tiles(64, 64, 4, 2),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
     ("forward short", 64): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward short paired", 64): Tiles(64, 64, 4, 2),
-    ("forward terms", 64): Tiles(64, 128, 4, 1, max_registers=128),
+    ("forward score", 64): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward paired", 64): Tiles(64, 64, 4, 2),
     ("forward partial", 64): Tiles(128, 64, 8, 2, max_registers=128),
     ("forward", 128): Tiles(64, 128, 4, 1, max_registers=168),
@@ -46,20 +45,20 @@ HOPPER = {
     ("backward_kv", 32): Tiles(128, 64, 4, 2),
     ("backward_kv paired", 32): Tiles(32, 64, 4, 2),
     ("backward_kv", 64): Tiles(32, 64, 4, 2),
-    ("backward_kv biased", 64): Tiles(32, 64, 4, 2, max_registers=128),
+    ("backward_kv tables", 64): Tiles(32, 64, 4, 2, max_registers=128),
     ("backward_kv paired", 64): Tiles(32, 64, 4, 2),
     ("backward_kv partial", 64): Tiles(64, 64, 4, 1, max_registers=168),
-    ("backward_kv partial terms", 64): Tiles(32, 64, 4, 1, max_registers=168),
+    ("backward_kv partial score", 64): Tiles(32, 64, 4, 1, max_registers=168),
     ("backward_kv", 128): Tiles(64, 64, 4, 2),
     ("backward_kv paired", 128): Tiles(32, 64, 4, 2),
     ("backward_kv partial", 128): Tiles(32, 64, 4, 2),
     ("backward_kv", 256): Tiles(64, 32, 4, 1),
     ("backward_q", 32): Tiles(64, 64, 4, 3),
     ("backward_q", 64): Tiles(128, 64, 8, 3),
-    ("backward_q terms", 64): Tiles(64, 64, 4, 3, max_registers=168),
-    ("backward_q biased", 64): Tiles(128, 64, 8, 3, max_registers=128),
+    ("backward_q score", 64): Tiles(64, 64, 4, 3, max_registers=168),
+    ("backward_q tables", 64): Tiles(128, 64, 8, 3, max_registers=128),
     ("backward_q partial", 64): Tiles(64, 64, 4, 3),
-    ("backward_q partial terms", 64): Tiles(64, 64, 4, 3, max_registers=168),
+    ("backward_q partial score", 64): Tiles(64, 64, 4, 3, max_registers=168),
     ("backward_q", 128): Tiles(128, 64, 8, 3),
     ("backward_q partial", 128): Tiles(64, 64, 4, 2),
     ("backward_q", 256): Tiles(128, 64, 8, 1),
@@ -67,10 +66,6 @@ HOPPER = {
     ("backward_tables", 64): Tiles(64, 64, 8, 2),
     ("backward_tables", 128): Tiles(64, 64, 8, 2),
     ("backward_tables", 256): Tiles(64, 32, 8, 1),
-    ("backward_bias", 32): Tiles(64, 64, 8, 3, max_registers=128),
-    ("backward_bias", 64): Tiles(64, 64, 8, 3, max_registers=128),
-    ("backward_bias", 128): Tiles(64, 64, 8, 1, max_registers=128),
-    ("backward_bias", 256): Tiles(64, 64, 8, 1),
 }
 _PADDED: Table = {
     ("forward padded", 32): Tiles(64, 32, 4, 2),
@@ -84,9 +79,8 @@ _PADDED: Table = {
     ("backward_q padded", 128): Tiles(32, 32, 4, 2),
     ("backward_q padded", 256): Tiles(32, 32, 4, 2),
 }
-_SUMS: Table = {  # of gradients of biases and tables
-    (kernel, width): Tiles(16, 16, 4, 1) if width == 256 else Tiles(32, 32, 4, 1)
-    for kernel in ("backward_bias", "backward_tables")
+_SUMS: Table = {
+    ("backward_tables", width): Tiles(16, 16, 4, 1) if width == 256 else Tiles(32, 32, 4, 1)
     for width in (32, 64, 128, 256)
 }
 _BLACKWELL: Table = {
@@ -99,8 +93,6 @@ _BLACKWELL: Table = {
     ("backward_kv partial", 128): Tiles(64, 64, 8, 1),
     ("backward_kv", 256): Tiles(64, 32, 8, 1),
     ("backward_q partial", 256): Tiles(128, 32, 8, 1),
-    ("backward_bias", 128): _SUMS["backward_bias", 128],
-    ("backward_bias", 256): _SUMS["backward_bias", 256],
 }
 _AMPERE: Table = {
     (kernel, width): tiles
@@ -112,7 +104,7 @@ _AMPERE: Table = {
     }.items()
     for kernel in ("forward", "backward_kv", "backward_q")
 } | {
-    ("backward_kv terms", 64): Tiles(64, 32, 4, 2),
+    ("backward_kv score", 64): Tiles(64, 32, 4, 2),
     ("backward_kv", 256): Tiles(32, 32, 8, 1),
 }
 _GEFORCE: Table = {
@@ -159,13 +151,13 @@ def tiles_for(
     keys_per_query: float,
     block_q: int,
     block_k: int,
-    terms: Literal["", "capped", "biased", "paired"] = "",
+    score: Literal["", "plain", "tables", "paired"] = "",
 ) -> Tiles:
     """Tiles of `kernel` that divide the mask's blocks of block_q x block_k tokens.
 
     padded: whether a head dim is not a power of two, or is below 16; partial: whether the mask has
-        partial blocks; keys_per_query: the mean over its query blocks; terms: whether the scores
-        have a cap alone, or slopes or a bias.
+        partial blocks; keys_per_query: the mean over its query blocks; score: whether there is a
+        function of the scores, with tables, or with tables read by key or pair.
     """
     width = max(32, 1 << (head_dim - 1).bit_length())
     if dtype == torch.float32:
@@ -174,8 +166,8 @@ def tiles_for(
         kinds = ["padded"] * padded
         kinds += ["partial"] if partial else ["short"] if keys_per_query <= SHORT_ROW else []
         names = [*(f"{kernel} {kind}" for kind in kinds), kernel]
-        kinds_of = {"paired": [" paired", " biased"], "biased": [" biased"]}
-        ends = [*kinds_of.get(terms, []), *[" terms"] * bool(terms), ""]
+        kinds_of = {"paired": [" paired", " tables"], "tables": [" tables"]}
+        ends = [*kinds_of.get(score, []), *[" score"] * bool(score), ""]
         rows = [(f"{n}{end}", width) for n in names for end in ends]
         tables = _tables(family)
         tiles = next(table[row] for row in rows for table in tables if row in table)

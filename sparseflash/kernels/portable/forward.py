@@ -12,7 +12,6 @@ from triton.language.target_info import cuda_capability_geq
 from sparseflash.kernels.common.dropout import head_keys
 from sparseflash.kernels.common.softmax import (
     LN2,
-    LOG2E,
     natural_lse,
     natural_max,
     nonzero,
@@ -36,16 +35,11 @@ from sparseflash.kernels.portable.common import (
     tile_bits,
 )
 from sparseflash.kernels.portable.score import scored
-from sparseflash.kernels.portable.terms import bias_of, shift_with, with_terms
 
 
 @triton.jit
-def online_softmax(
-    s, m, l, scale_log2, MASKED: tl.constexpr, BOUNDED: tl.constexpr = False,
-    Slopes=None, bias=None, rest=0.0,
-):  # fmt: skip
-    """One step of the running softmax in base 2, with scores [BLOCK_M, BLOCK_N], and where there
-    are slopes or a bias `rest` to be added to them.
+def online_softmax(s, m, l, scale_log2, MASKED: tl.constexpr, BOUNDED: tl.constexpr = False):
+    """One step of the running softmax in base 2, with scores [BLOCK_M, BLOCK_N].
 
     Returns the probabilities, the factor of the old sums, the new maxima and the new sums.
     BOUNDED: the exponentials of all scores are far from the ends of float32. The maxima stay as
@@ -55,11 +49,8 @@ def online_softmax(
         p = tl.exp2(s * scale_log2)  # [BLOCK_M, BLOCK_N]
         return p, m, m, l + tl.sum(p, 1)
     else:
-        largest = tl.max(s, 1)  # [BLOCK_M]
-        if Slopes is not None or bias is not None:
-            largest += rest
-        m_new, shift = running_max(m, largest, scale_log2, MASKED)  # [BLOCK_M]
-        p = probabilities(s, scale_log2, shift_with(shift, Slopes, bias, rest, scale_log2)[:, None])
+        m_new, shift = running_max(m, tl.max(s, 1), scale_log2, MASKED)  # [BLOCK_M]
+        p = probabilities(s, scale_log2, shift[:, None])
         alpha = rescale_factor(m, shift)  # [BLOCK_M]
         return p, alpha, m_new, l * alpha + tl.sum(p, 1)
 
@@ -72,7 +63,7 @@ def attention_forward(
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    cap, Slopes, Bias, radius, Sink, MaxScores,
+    Sink, MaxScores,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
@@ -89,10 +80,6 @@ def attention_forward(
     b = (bh // heads).to(tl.int64)
     h = (bh % heads).to(tl.int64)
     q_start = tile * BLOCK_M
-    first_key = q_start + n_k - n_q  # at distance 0 from the first query
-    if Slopes is not None:
-        Slopes += h
-    bias = Bias if Bias is None else bias_of(Bias, h, radius)
     k_offset = b * stride_kb + (h // group) * stride_kh
     v_offset = b * stride_vb + (h // group) * stride_vh
     k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
@@ -141,22 +128,15 @@ def attention_forward(
                 BLOCK_N, HEAD_DIM, BLOCK_D, phase == 1, TMA,
             )  # fmt: skip
             s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-            if SCORE is None:
-                _, s, unit, rest = with_terms(
-                    s, scale_log2, cap, Slopes, bias, radius, start - first_key,
-                    BLOCK_M, BLOCK_N, False, False, FAST,
-                )  # fmt: skip
-            else:  # which may be -inf
-                s, _kept = scored(
+            unit = scale_log2
+            if SCORE is not None:  # which may be -inf
+                s, unit, _kept = scored(
                     s, scale_log2 * LN2, b, h, q_start, start, n_q, n_k, score_args,
                     BLOCK_M, BLOCK_N, False, FAST, SCORE,
                 )  # fmt: skip
-                unit, rest = LOG2E, 0.0
             if phase == 0:
                 s = tl.where(allowed, s, float("-inf"))
-            p, alpha, m, l = online_softmax(
-                s, m, l, unit, phase == 0 or SCORE is not None, BOUNDED, Slopes, bias, rest
-            )  # fmt: skip
+            p, alpha, m, l = online_softmax(s, m, l, unit, phase == 0 or SCORE is not None, BOUNDED)
             if DROPOUT:
                 keep = keep_bits(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False

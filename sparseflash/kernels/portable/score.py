@@ -3,6 +3,34 @@
 import triton
 import triton.language as tl
 
+SPAN = tl.constexpr(128)  # queries and keys of a block that is far from the diagonal, or is not
+
+
+@triton.jit
+def near_keys(q_start, low, high):
+    """Return the first key, and the end, of the blocks of SPAN that are near for these queries:
+    whose distances are not all up to `low`, or all from `high` on.
+    """
+    block = q_start // SPAN * SPAN
+    first = low - SPAN + block
+    end = tl.maximum(high + SPAN + block, 0)
+    return tl.where(first < 0, 0, (first // SPAN + 1) * SPAN), tl.cdiv(end, SPAN) * SPAN
+
+
+@triton.jit
+def listed_between(idx, n, first, end, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return which of the n tiles of an ascending list of blocks lie between two keys."""
+    STEPS: tl.constexpr = BLOCK_K // BLOCK_N
+    before = 0
+    until = 0
+    for start in tl.range(0, n // STEPS, 128):
+        at = start + tl.arange(0, 128)
+        key = tl.load(idx + at, mask=at < n // STEPS, other=0) * BLOCK_K
+        there = at < n // STEPS
+        before += tl.sum((there & (key + BLOCK_K <= first)).to(tl.int32), 0)
+        until += tl.sum((there & (key < end)).to(tl.int32), 0)
+    return before * STEPS, until * STEPS
+
 
 @triton.jit
 def floor_divide(x, y):
@@ -25,6 +53,34 @@ def fixed(x, unit):
 
 
 @triton.jit
+def band(first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the distances in a tile and more, from the smallest less one on, for `spread`."""
+    WIDTH: tl.constexpr = 2 * max(BLOCK_M, BLOCK_N)
+    return first - BLOCK_M + tl.arange(0, WIDTH)
+
+
+@triton.jit
+def spread(values, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr):
+    """Values of the distances of a `band`, at the entries [BLOCK_M, BLOCK_N] of the tile, or its
+    transpose.
+    """
+    query = BLOCK_M - tl.arange(0, BLOCK_M)
+    key = tl.arange(0, BLOCK_N)
+    at = key[:, None] + query[None, :] if T else query[:, None] + key[None, :]
+    return tl.reshape(tl.gather(values, tl.reshape(at, [BLOCK_M * BLOCK_N]), 0), at.shape)
+
+
+@triton.jit
+def sums_by_distance(x, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return those of a tile [BLOCK_M, BLOCK_N], at the distances of its `band`."""
+    WIDTH: tl.constexpr = 2 * max(BLOCK_M, BLOCK_N)
+    key = tl.arange(0, WIDTH)[None, :] - BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    inside = (key >= 0) & (key < BLOCK_N)  # [BLOCK_M, WIDTH]
+    skewed = tl.gather(x, tl.minimum(tl.maximum(key, 0), BLOCK_N - 1), 1)
+    return tl.sum(tl.where(inside, skewed, 0.0), 0)  # [WIDTH]
+
+
+@triton.jit
 def places(
     q_start, k_start, n_q, n_k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr
 ):
@@ -40,14 +96,12 @@ def scored(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr, FAST: tl.constexpr,
     SCORE: tl.constexpr,
 ):  # fmt: skip
-    """Return the logits of products s [BLOCK_M, BLOCK_N], or their transpose, and what `sloped`
-    takes of them.
+    """Return the logits of products s [BLOCK_M, BLOCK_N], or their transpose, up to a factor, this
+    factor in base 2, and what `sloped` takes of them.
     """
     q, k = places(q_start, k_start, n_q, n_k, BLOCK_M, BLOCK_N, T)
     b, h, first = b.to(tl.int32), h.to(tl.int32), k_start - q_start
-    return SCORE(
-        s * scale, b, h, q, k, n_q, n_k, first, args, BLOCK_M, BLOCK_N, T, FAST
-    )  # fmt: skip
+    return SCORE(s, scale, b, h, q, k, n_q, n_k, first, args, BLOCK_M, BLOCK_N, T, FAST)
 
 
 @triton.jit
@@ -61,8 +115,10 @@ def sloped(
     """
     q, k = places(q_start, k_start, n_q, n_k, BLOCK_M, BLOCK_N, T)
     b, h, first = b.to(tl.int32), h.to(tl.int32), k_start - q_start
+    far = k_start // SPAN * SPAN - q_start // SPAN * SPAN
     return SLOPE(
-        s * scale, ds, kept, b, h, q, k, n_q, n_k, first, args, sums, BLOCK_M, BLOCK_N, T, FAST
+        s, scale, ds, kept, b, h, q, k, n_q, n_k, first, far, args, sums,
+        BLOCK_M, BLOCK_N, T, FAST,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import masks
-from sparseflash import Terms, attention
+from sparseflash import attention, score_rules
 from sparseflash.backends import cpu, cpu_blocks, reference
 from sparseflash.schedule.blocks import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
@@ -71,7 +71,7 @@ def test_dense_calls_take_the_fused_operator(dtype):
 def test_what_the_fused_operator_does_not_compute_goes_by_blocks():
     assert calls_of_the_fused_operator(masks.causal()) == 0
     assert calls_of_the_fused_operator(None, dropout_p=0.2, seed=3) == 0
-    assert calls_of_the_fused_operator(None, terms=Terms(softcap=2.0)) == 0
+    assert calls_of_the_fused_operator(None, score=score_rules.softcap(2.0)) == 0
 
 
 def test_a_query_without_a_finite_score_is_empty_in_a_dense_call():

@@ -5,7 +5,7 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash import Terms, select
+from sparseflash import select
 from sparseflash.testing import logits, make_qkv, relative_error
 from tests.attention_cases import Case, check
 from tests.op_cases import BACKENDS, MASK, detached, small
@@ -50,8 +50,8 @@ def test_long_lists_on_the_cpu_go_chunk_by_chunk(sink, monkeypatch):
     monkeypatch.setattr("sparseflash.backends.cpu_blocks.BUFFER_NUMBERS", 1)
     q, k, v = small(200, requires_grad=False)
     blocks = masks.causal().build(200, block_size=16)
-    terms = Terms(torch.zeros(2)) if sink else None
-    maxima = attend(q, k.flip(2), v, blocks, terms=terms, backend="cpu")[1]
+    given = torch.zeros(2) if sink else None
+    maxima = attend(q, k.flip(2), v, blocks, sink=given, backend="cpu")[1]
     assert_right(maxima, q, k.flip(2), masks.causal())
 
 
@@ -74,8 +74,8 @@ def test_the_other_results_are_the_same_and_the_forms_are_as_documented(backend)
 def test_lengths(n, mask, sink):
     """By padding that is hidden, whose keys score very low, and by padding that is skipped."""
     q, k, v = small(n)
-    terms = Terms(torch.tensor([0.5, -1.0])) if sink else None
-    given = {"lengths": [n - 17, 0], "terms": terms, "backend": "cpu"}
+    own = torch.tensor([0.5, -1.0]) if sink else None
+    given = {"lengths": [n - 17, 0], "sink": own, "backend": "cpu"}
     out, lse, maxima = attend(q, k, v, mask, **given, return_lse=True)
     assert_right(maxima[:1, :, : n - 17], q[:1, :, : n - 17], k[:1, :, : n - 17], mask)
     assert (maxima[:1, :, n - 17 :] == -torch.inf).all() and (maxima[1] == -torch.inf).all()
@@ -86,7 +86,7 @@ def test_lengths(n, mask, sink):
 
 def test_lengths_of_keys_alone_beside_a_sink():
     q, k, v = make_qkv(2, 2, 9, 30, 8)
-    maxima = attend(q, k, v, lengths=[30, 0], terms=Terms(torch.zeros(2)))[1]
+    maxima = attend(q, k, v, lengths=[30, 0], sink=torch.zeros(2))[1]
     assert_right(maxima[:1], q[:1], k[:1])
     assert (maxima[1] == -torch.inf).all()
 

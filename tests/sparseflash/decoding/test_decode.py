@@ -174,7 +174,7 @@ def test_as_attention_at_full_length():
     mask = masks.butterfly(16) & masks.causal()
     sink = torch.arange(4.0, dtype=torch.float64)
     expected = sparseflash.attention(q, k, v, mask)
-    with_sink = sparseflash.attention(q, k, v, mask, terms=sparseflash.Terms(sink))
+    with_sink = sparseflash.attention(q, k, v, mask, sink=sink)
     for n_q in (1, 4, 16):
         found, lse = sparseflash.decode(q[:, :, -n_q:], k, v, mask, return_lse=True)
         torch.testing.assert_close(found, expected[:, :, -n_q:])

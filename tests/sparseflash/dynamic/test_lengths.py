@@ -187,12 +187,11 @@ def test_every_batch_entry_keeps_its_own_mask():
     found = sparseflash.attention(*tensors, mask, lengths=ends, return_lse=True)
     agree(found, exact(*tensors, mask, ends, return_lse=True), tensors)
     layer = sparseflash.BlockSparseAttention(16, 2, mask=mask)
+    capped = sparseflash.score_rules.softcap(2.0)
     for remedy, call in {
         "pass the lengths": lambda: layer.plan(ends, 1024),
         "take padding=hide": lambda: within("skip", *tensors, mask, ends),
-        "softcap": lambda: sparseflash.attention(
-            *tensors, mask, lengths=ends, terms=sparseflash.Terms(softcap=2.0)
-        ),
+        "score": lambda: sparseflash.attention(*tensors, mask, lengths=ends, score=capped),
     }.items():
         with pytest.raises(ValueError, match=f"the same for every batch entry.*{remedy}"):
             call()
@@ -338,15 +337,15 @@ def test_starts(how, seed):
             torch.testing.assert_close((out, lse), tuple(t.detach() for t in found))
 
 
-def test_starts_of_keys_alone_and_of_terms():
+def test_starts_of_keys_alone_and_with_a_score():
     q, k, v = leaves(n_q=40)
     starts = [256, 0, 100, 3, 255]
     found = sparseflash.attention(q, k, v, starts=starts, return_lse=True)
     agree(found, exact(q, k, v, None, [256] * 5, starts, return_lse=True), (q, k, v))
     q, k, v = leaves()
-    terms = sparseflash.Terms(softcap=2.0, slopes=torch.rand(4, dtype=torch.float64))
-    found = sparseflash.attention(q, k, v, lengths=FEW, starts=starts, terms=terms, return_lse=True)
-    expected = exact(q, k, v, None, FEW, starts, terms=terms, return_lse=True)
+    given = {"score": sparseflash.score_rules.alibi(slopes=torch.rand(4, dtype=torch.float64))}
+    found = sparseflash.attention(q, k, v, lengths=FEW, starts=starts, return_lse=True, **given)
+    expected = exact(q, k, v, None, FEW, starts, return_lse=True, **given)
     agree(found, expected, (q, k, v))
 
 

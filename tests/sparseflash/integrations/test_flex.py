@@ -5,7 +5,6 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 
 import masks
-from sparseflash import Terms
 from sparseflash.integrations import flex
 
 N = 200
@@ -92,19 +91,6 @@ def test_without_a_mask_and_with_one_of_masks():
     expected = theirs.flex_attention(*tensors, block_mask=block_mask("causal"))
     for mask in (masks.causal(), masks.causal().build(N)):
         found = flex.flex_attention(*tensors, block_mask=mask)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_terms_take_the_place_of_score_mods():
-    tensors = [t.detach() for t in inputs()]
-    slopes, bias = torch.rand(4), torch.randn(4, 21)
-    for terms, score_mod in (
-        (Terms(softcap=0.7), lambda s, b, h, q, k: 0.7 * torch.tanh(s / 0.7)),
-        (Terms(slopes=slopes), lambda s, b, h, q, k: s + slopes[h] * (k - q)),
-        (Terms(bias=bias), lambda s, b, h, q, k: s + bias[h, (k - q).clamp(-10, 10) + 10]),
-    ):
-        expected = theirs.flex_attention(*tensors, score_mod, block_mask("causal"))
-        found = flex.flex_attention(*tensors, terms, block_mask("causal"))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

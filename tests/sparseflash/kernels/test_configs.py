@@ -9,18 +9,18 @@ from sparseflash.kernels.hopper import configs as hopper
 from sparseflash.kernels.portable.configs import Family, tiles_for
 
 FAMILIES: tuple[Family, ...] = ("ampere", "hopper", "blackwell", "geforce", "cdna")
-KERNELS = "forward", "backward_kv", "backward_q", "backward_bias", "backward_tables"
+KERNELS = "forward", "backward_kv", "backward_q", "backward_tables"
 
 
 def test_every_family_has_tiles_that_divide_the_blocks():
     dims = 4, 32, 48, 64, 100, 128, 192, 256
-    terms = (False, ""), (True, ""), (True, "capped"), (True, "biased"), (True, "paired")
+    scores = (False, ""), (True, ""), (True, "plain"), (True, "tables"), (True, "paired")
     for family, kernel, head_dim in itertools.product(FAMILIES, KERNELS, dims):
-        for dtype, padded, (partial, term), block in itertools.product(
-            (torch.bfloat16, torch.float32), (False, True), terms, (16, 48, 64, 128)
+        for dtype, padded, (partial, score), block in itertools.product(
+            (torch.bfloat16, torch.float32), (False, True), scores, (16, 48, 64, 128)
         ):
             found = tiles_for(
-                kernel, head_dim, dtype, family=family, padded=padded, partial=partial, terms=term,
+                kernel, head_dim, dtype, family=family, padded=padded, partial=partial, score=score,
                 keys_per_query=100.0, block_q=block, block_k=block,
             )  # fmt: skip
             told = family, kernel, head_dim, dtype, block, found

@@ -336,7 +336,7 @@ def test_errors_of_a_binding(message):
 
 def test_errors_of_a_call():
     q, k, v = small(heads=4, grad=False)
-    bound, both = relative(bias=T), sparseflash.Terms(softcap=5.0)
+    bound = relative(bias=T)
     per_query = sparseflash.score(lambda s, q, t: s + t[q])(t=torch.zeros(30))
     on_meta = relative(bias=torch.zeros(4, 80, device="meta"))
     for options, message in (
@@ -345,7 +345,6 @@ def test_errors_of_a_call():
         ({"score": relative}, "call it with bias="),
         ({"score": lambda s: s}, "sparseflash.score"),
         ({"score": 3.0}, "score is float"),
-        ({"score": capped, "terms": both}, "terms.softcap"),
         ({"score": on_meta}, "bias is on meta"),
         ({"score": relative(bias=torch.zeros(4, 0))}, r"bias has shape \(4, 0\)"),
         ({"score": capped, "lengths": [30]}, "lengths"),

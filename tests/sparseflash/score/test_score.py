@@ -20,9 +20,8 @@ def check(case, backend, sizes, mask=None, kv_heads=None, dtype=torch.float64, t
     score = sparseflash.score(case.fn)
     given = tables_of(case, sizes, tables)
     sink = options.pop("sink", None)
-    terms = None if sink is None else sparseflash.Terms(sink=sink)
     found = sparseflash.attention(
-        q, k, v, mask, score=score(**given), backend=backend, terms=terms, return_lse=True,
+        q, k, v, mask, score=score(**given), backend=backend, sink=sink, return_lse=True,
         return_max_scores=True, **options,
     )  # fmt: skip
     allowed = None

@@ -1,4 +1,4 @@
-"""Terms of the softmax on a GPU, against the float64 oracle."""
+"""Sinks and soft-capping on a GPU, against the float64 oracle."""
 
 import math
 from dataclasses import replace
@@ -8,11 +8,11 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash import Terms
+from sparseflash import score_rules
 from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
 from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
-from tests import terms_cases
+from tests import capping_cases
 from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, build, check, draw, random_case
 from tests.gpu_calls import GPU, MASK, SAME_BITS, inputs, pairwise
 from tests.problems import problem_of
@@ -37,7 +37,7 @@ PARTS = {
 def test_random_problem(seed, backend):
     dtypes = LOW if backend == "hopper" else DTYPES
     case = random_case(seed, GPU_LENGTHS, (16, 40, 64, 128), dtypes)
-    check(replace(case, terms=("sink",)), backend, "cuda")
+    check(replace(case, sink=True), backend, "cuda")
 
 
 @pairwise(
@@ -49,7 +49,7 @@ def test_random_problem(seed, backend):
 )
 def test_sinks_of_rows_in_parts(name, head_dim, deterministic, backend):
     """The kernel that merges the parts adds the sink, and the parts do not."""
-    options = {"dtype": torch.bfloat16, "deterministic": deterministic, "terms": ("sink",)}
+    options = {"dtype": torch.bfloat16, "deterministic": deterministic, "sink": True}
     case = replace(PARTS[name], head_dim=head_dim, **options)
     assert parts(case, "cuda") > 0  # the case is about them
     check(case, backend, "cuda")
@@ -74,7 +74,7 @@ def parts(case: Case, device: str) -> int:
 )
 def test_sinks_of_rows_with_nothing(mask, head_dim, block, backend):
     """In whole tiles of them, and beside rows that attend to something."""
-    options = {"mask": mask, "block_size": block, "terms": ("sink",)}
+    options = {"mask": mask, "block_size": block, "sink": True}
     check(Case(1000, 1000, head_dim, torch.float16, **options), backend, "cuda")
 
 
@@ -92,7 +92,7 @@ def test_each_call_has_its_own_sink(name, backend):
             assert torch.equal(out, plain) and torch.equal(lse, plain_lse)
             continue
         sink = sink.detach().requires_grad_()
-        out, lse = sparseflash.attention(q, k, v, case.mask, terms=Terms(sink), **options)
+        out, lse = sparseflash.attention(q, k, v, case.mask, sink=sink, **options)
         total = torch.logaddexp(plain_lse, sink[:, None])
         share = (plain_lse - total).exp().unsqueeze(-1)
         torch.testing.assert_close(lse, total)
@@ -107,7 +107,7 @@ def test_each_call_has_its_own_sink(name, backend):
 def test_the_gradient_of_a_sink_is_the_same_bits_every_time(length, backend):
     qkv = inputs(length)
     sink = torch.randn(4, device="cuda", requires_grad=True)
-    options = {"terms": Terms(sink), "backend": backend} | SAME_BITS
+    options = {"sink": sink, "backend": backend} | SAME_BITS
     first, *others = (
         torch.autograd.grad(sparseflash.attention(*qkv, MASK, **options).square().sum(), sink)[0]
         for _ in range(4)
@@ -115,42 +115,20 @@ def test_the_gradient_of_a_sink_is_the_same_bits_every_time(length, backend):
     assert first.any() and all(torch.equal(first, other) for other in others)
 
 
-@pytest.mark.parametrize("seed", range(340, 365))
-def test_terms_of_the_scores(seed):
-    """Those that only the portable kernels have: one, or all with a sink."""
-    case = random_case(seed, GPU_LENGTHS, (16, 40, 64, 128), DTYPES)
-    terms = ("sink", "softcap", "slopes", "bias")
-    check(replace(case, terms=terms[seed % 5 : seed % 5 + 1] or terms), "triton", "cuda")
-
-
-def causal(n_q: int, n_k: int) -> masks.Mask:
-    """Each query sees the key at distance 0, where there is one."""
-    return masks.causal(align="bottom_right" if n_q < n_k else "top_left")
-
-
-@pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("head_dim", [32, 64, 128, 192, 256])
-def test_bias_at_every_width(head_dim, dtype):
-    """The backward with a bias has tiles of its own."""
-    options = {"mask": causal(700, 1000), "terms": ("bias",), "seed": 30}
-    case = Case(700, 1000, head_dim, dtype, heads=4, **options)
-    check(case, "triton", "cuda")
-
-
 @pairwise(
     {
-        "largest": terms_cases.LARGEST,
-        "cap": terms_cases.CAPS,
+        "largest": capping_cases.LARGEST,
+        "cap": capping_cases.CAPS,
         "fast": [False, True],
     }
 )
 def test_capped_scores(largest, cap, fast):
-    terms_cases.check(largest, cap, fast, "cuda")
+    capping_cases.check(largest, cap, fast, "cuda")
 
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_capped_scores_that_are_not_finite(fast):
-    terms_cases.check_what_is_not_finite(fast, "cuda")
+    capping_cases.check_what_is_not_finite(fast, "cuda")
 
 
 @pairwise(
@@ -165,10 +143,10 @@ def test_softcap_at_every_size_of_scores(softcap, mask, head_dim, dtype):
     """Scores about sqrt(head_dim): beyond the cap, on both sides of the polynomial, far below the
     cap; with and without running maxima.
     """
-    options = {"mask": mask, "terms": ("softcap",), "softcap": softcap, "scale": 1.0}
+    options = {"mask": mask, "softcap": softcap, "scale": 1.0}
     case = Case(1000, 1000, head_dim, dtype, heads=4, kv_heads=2, seed=31, **options)
     check(case, "triton", "cuda")
-    check(replace(case, terms=("softcap", "sink"), scale=None), "triton", "cuda")
+    check(replace(case, sink=True, scale=None), "triton", "cuda")
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -180,9 +158,9 @@ def test_softcap_of_scores_of_both_kinds(softcap, dtype):
     q[:, 2] *= 4
     inputs = [t.requires_grad_() for t in (q, k, v)]
     exact = [t.detach().float().requires_grad_() for t in inputs]
-    terms = Terms(softcap=softcap)
-    out = sparseflash.attention(*inputs, MASK, terms=terms, backend="triton")
-    wanted = sparseflash.attention(*exact, MASK, terms=terms, backend="reference")
+    score = score_rules.softcap(softcap)
+    out = sparseflash.attention(*inputs, MASK, score=score, backend="triton")
+    wanted = sparseflash.attention(*exact, MASK, score=score, backend="reference")
     dout = torch.randn_like(out)
     pairs = zip(
         (out, *torch.autograd.grad(out, inputs, dout)),
@@ -192,58 +170,3 @@ def test_softcap_of_scores_of_both_kinds(softcap, dtype):
     for got, want in pairs:
         error = (got.float() - want).norm() / want.norm()
         assert error < 8 * torch.finfo(dtype).eps, error
-
-
-@pairwise(
-    {
-        "n_q, n_k": [(1000, 1000), (300, 1100), (1100, 300)],
-        "dtype": DTYPES,
-        "slope": [2.0, -0.01],
-    }
-)
-def test_slopes_of_both_signs(n_q, n_k, dtype, slope):
-    if n_q > n_k and slope > 1:  # no key is near: float32 rounds an LSE of -1,600 to 1e-4
-        slope = 0.5
-    options = {"terms": ("slopes",), "slope": slope, "seed": 32}
-    for mask in (None, causal(n_q, n_k), HOLE if n_q == n_k else None):
-        check(Case(n_q, n_k, 64, dtype, heads=4, mask=mask, **options), "triton", "cuda")
-
-
-@pairwise(
-    {
-        "n_q, n_k": [(1000, 1000), (300, 1100), (1100, 300)],
-        "dtype": DTYPES,
-        "radius": [1, 100, 3000],
-    }
-)
-def test_bias_of_any_radius(n_q, n_k, dtype, radius):
-    options = {"radius": radius, "heads": 4, "kv_heads": 2, "seed": 33}
-    near = causal(n_q, n_k)
-    for terms in (("bias",), ("sink", "softcap", "slopes", "bias")):
-        for mask, dropout_p in ((None, 0.0), (near, 0.0), (near, 0.3)):
-            case = Case(n_q, n_k, 64, dtype, mask=mask, dropout_p=dropout_p, terms=terms, **options)
-            check(case, "triton", "cuda")
-
-
-@pairwise(
-    {
-        "name": terms_cases.CASES,
-        "head_dim": [64, 128],
-        "dtype": DTYPES,
-    }
-)
-def test_bias_where_the_near_tiles_are(name, head_dim, dtype):
-    case = terms_cases.case(name, head_dim=head_dim, dtype=dtype, heads=4, kv_heads=2, batch=2)
-    check(case, "triton", "cuda")
-    check(replace(case, terms=("softcap", "slopes", "bias"), dropout_p=0.3), "triton", "cuda")
-
-
-@pytest.mark.parametrize("mask", [None, MASK])
-def test_the_gradient_of_a_bias_is_the_same_bits_every_time(mask):
-    qkv, bias = inputs(2000), torch.randn(4, 257, device="cuda", requires_grad=True)
-    options = {"terms": Terms(bias=bias), "backend": "triton"} | SAME_BITS
-    first, *others = (
-        torch.autograd.grad(sparseflash.attention(*qkv, mask, **options).square().sum(), bias)[0]
-        for _ in range(4)
-    )
-    assert first.any() and all(torch.equal(first, other) for other in others)
