@@ -10,6 +10,7 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import choice
+from masks.leaves.geometry import row_numbers
 from masks.registry import PATTERNS
 from masks.repeats import periodic
 from masks.runs import Bools, Grid, Ints, Runs, quotient
@@ -58,13 +59,33 @@ class Leaf(Mask):
         moves = self.moves()
         return None if moves is None else periodic(grid, moves)
 
+    def token_kinds(self, side: str, n: int) -> Ints | None:
+        """(n,) numbers of the tokens of "q" or "k", equal where they see, or are seen by, the same.
+
+        None where that is not known.
+        """
+        return None
+
+    def changes(self, grid: Grid) -> tuple[Changes | None, Changes | None]:
+        """See `Placed.changes`."""
+
+        def of(numbers: Ints | None) -> Changes | None:
+            if numbers is None:
+                return None
+            begins = np.diff(numbers, prepend=numbers[0] - 1) != 0
+            return lambda s, token: begins[token]
+
+        return of(self.token_kinds("q", grid.n_q)), of(self.token_kinds("k", grid.n_k))
+
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         """(T,) integers for MIXED blocks: equal ones have equal tiles.
 
-        Blocks cut by the end of the sequence are separated by the caller. By default every block
-        has a number of its own.
+        Blocks cut by the end of the sequence are separated by the caller. By default blocks are
+        alike where the numbers of their tokens are.
         """
-        return (s * grid.rows + row) * grid.cols + col
+        row = _kinds(self.token_kinds("q", grid.n_q), grid.q_token(row), grid.block_q)
+        col = _kinds(self.token_kinds("k", grid.n_k), grid.k_token(col), grid.block_k)
+        return (s * (int(row.max()) + 1) + row) * (int(col.max()) + 1) + col
 
     def place(self, grid: Grid) -> Placed:
         return place_own(self, grid, self._place)
@@ -76,9 +97,14 @@ class Leaf(Mask):
             runs, lambda s, q, k: self.allowed(grid, s, q, k), signature, self.changes(grid)
         )
 
-    def changes(self, grid: Grid) -> tuple[Changes | None, Changes | None]:
-        """See `Placed.changes`."""
-        return None, None
+
+def _kinds(numbers: Ints | None, token: Ints, size: int) -> Ints:
+    """(T,) numbers >= 0, equal where the `size` tokens from `token` on have equal numbers."""
+    first, which = np.unique(token, return_inverse=True)
+    if numbers is None:
+        return which
+    tokens = np.clip(first[:, None] + np.arange(size), 0, len(numbers) - 1)
+    return row_numbers(numbers[tokens])[which]
 
 
 def _made(kind: str, module: str, arguments: dict[str, Any]) -> Mask:

@@ -1,8 +1,8 @@
-"""Documents packed into one sequence, and cells that see their neighbours."""
+"""Sequences packed one after the other: documents, trees of shared prefixes, histories of users."""
 
-from functools import cached_property
-from itertools import chain, pairwise, product
-from operator import index
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,18 +10,24 @@ from numpy.typing import ArrayLike, NDArray
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaves.geometry import by_pairs, rectangle_runs
-from masks.leaves.leaf import Leaf
-from masks.leaves.lengths import FAR, Cuts, Lengths, batch_extent, flat, read_both, read_lengths
-from masks.registry import canonical, pattern
-from masks.runs import Bools, Grid, Ints, Runs, distinct, expand, quotient
-from masks.types import Changes
+from masks.leaves.leaf import ByLength, Leaf
+from masks.predicate.table import table
+from masks.predicate.where import Rule
+from masks.registry import Example, canonical, pattern, plain
+from masks.runs import Grid, Ints
 
-__all__ = ["cells", "documents", "documents_from_ids", "documents_from_offsets", "shared_prefix"]
+__all__ = [
+    "documents",
+    "documents_from_ids",
+    "documents_from_offsets",
+    "hstu",
+    "prefix_tree",
+    "shared_prefix",
+]
 SECTION = "Segments"  # of the gallery
 
-MAX_PAIRS = 1 << 24  # of pieces of documents that see each other
-MAX_TOKENS = 512  # of a block, so that its signature fits one int64
+Rows = tuple[tuple[int, ...], ...]  # numbers for every batch entry
+FAR = 1 << 40  # more than the tokens of a sequence
 
 
 @pattern("documents((60, 100, 96))", "a packed batch", "60**2 + 100**2 + 96**2", digest=True)
@@ -41,8 +47,8 @@ def documents(lengths: Any, key_lengths: Any = None) -> Mask:
     The text holds up to 64 lengths; a longer list shows as a digest, which `parse` cannot read.
     """
     rows, key_rows = read_both(lengths, key_lengths)
-    own = np.arange(sum(map(len, rows)))
-    mask = Cells.of(rows, key_rows, own, own)
+    make = lambda: [_numbers(rows), _numbers(key_rows)]  # noqa: E731
+    mask = by_token("documents", len(rows), make, lambda q, k, of, key_of: of(q) == key_of(k))
     other = None if key_rows == rows else flat(key_rows)
     return canonical(mask, lengths=flat(rows), key_lengths=other)
 
@@ -74,30 +80,30 @@ def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask
         ids: integers, (n,), or (batch, n). They need not be sorted: a document may have several
             pieces.
         key_ids: the same for the keys, where they are others.
-
-    Raises:
-        ValueError: the pieces are so small and so many that no mask of blocks helps.
     """
     rows = _read_ids("ids", ids)
     key_rows = rows if key_ids is None else _read_ids("key_ids", key_ids)
     if len(rows) != len(key_rows):
         raise ValueError(f"ids has {len(rows)} rows and key_ids {len(key_rows)}: give as many")
-    names = np.unique(np.append(rows, key_rows))
-    lengths, q_label = _pieces(rows, names)
-    key_lengths, k_label = _pieces(key_rows, names)
-    in_order = np.array_equal(q_label, k_label) and len(np.unique(q_label)) == len(q_label)
+    first, key_first = ([_changes(row) for row in side] for side in (rows, key_rows))
+    in_order = True
+    for row, at, key_row, key_at in zip(rows, first, key_rows, key_first, strict=True):
+        in_order &= np.array_equal(row[at], key_row[key_at]) and len(np.unique(row)) == len(at)
     if in_order:
-        return documents(lengths, None if key_ids is None else key_lengths)
-    order = np.argsort(k_label, kind="stable")
-    left, right = (np.searchsorted(k_label[order], q_label, side) for side in ("left", "right"))
-    if (pairs := int((right - left).sum())) > MAX_PAIRS:
-        raise ValueError(
-            f"the ids make {pairs} pairs of pieces that see each other: sort the tokens by id"
+        lengths, key_lengths = (
+            [np.diff(at, append=side.shape[1]).tolist() for at in starts]
+            for side, starts in ((rows, first), (key_rows, key_first))
         )
-    i, j = expand(left, right)
-    mask = Cells.of(lengths, key_lengths, i, order[j])
+        return documents(lengths, None if key_ids is None else key_lengths)
+    make = lambda: [rows, key_rows]  # noqa: E731
+    mask = by_token("ids", len(rows), make, lambda q, k, of, key_of: of(q) == key_of(k))
     other = None if key_ids is None else flat(key_rows.tolist())
     return canonical(mask, ids=flat(rows.tolist()), key_ids=other)
+
+
+def _changes(row: NDArray[np.integer]) -> Ints:
+    """Return where the stretches of equal numbers begin."""
+    return np.flatnonzero(np.append(True, row[1:] != row[:-1]))
 
 
 @pattern("shared_prefix(32, (100, 124))", "several continuations of one prompt", digest=True)
@@ -114,11 +120,156 @@ def shared_prefix(prefix: int, lengths: Any) -> Mask:
     """
     prefix = integer("prefix", prefix, min=0)
     rows = read_lengths("lengths", lengths)
-    whole = tuple((prefix, *row) for row in rows)
-    counts = np.array([len(row) for row in whole])
-    own, first = np.arange(counts.sum()), np.repeat(np.cumsum(counts) - counts, counts)
-    mask = Cells.of(whole, whole, np.append(own, own), np.append(own, first))
+    make = lambda: [_numbers([(prefix, *row) for row in rows])]  # noqa: E731
+    rule = lambda q, k, of: (of(q) == of(k)) | (k < prefix)  # noqa: E731
+    mask = by_token("documents", len(rows), make, rule)
     return canonical(mask, lengths=flat(rows))
+
+
+@pattern(
+    "prefix_tree((0, 48, 80, 128, 176), (256, 176, 128, 176, 256))",
+    "rollouts that share prefixes, every token once",
+    "N*(N + 1)/2 - 48**2 - 128*80",
+    "verl#6401",
+    digest=True,
+)
+def prefix_tree(enter: Any, leave: Any) -> Mask:
+    """Sequences packed as the tree of their prefixes: a token sees its ancestors and itself.
+
+    The nodes of the tree are stretches of tokens. They come in the order of a depth-first walk: a
+    node, then all that continues it. Key k is allowed for query q when k <= q < leave, where
+    `leave` is that of k's node. So a path from the root is causal, and sees no other branch. Tree
+    training and rollouts that branch use it (verl#6401, TRL#7328, AReaL#804). Several roots are
+    trees packed one after another. `shared_prefix(prefix, lengths) & causal()` is the tree of one
+    prompt and its answers.
+
+    A node of m tokens, with d more below it, allows m(m + 1)/2 + m * d pairs.
+
+    Args:
+        enter: the first token of every node, ascending from 0; or one such list for every batch
+            entry. A node may be a single token.
+        leave: for every node, the token after the last one of all that continues it. The greatest
+            is the number of tokens, and those after the length that is built are cut off.
+
+    The text holds up to 64 numbers; more show as a digest, which `parse` cannot read.
+
+    Raises:
+        ValueError: the numbers are not those of a depth-first walk. At `build`, more tokens than
+            the tree has.
+    """
+    enters, leaves = read_rows("enter", enter), read_rows("leave", leave)
+    if (counts := [*map(len, enters)]) != (others := [*map(len, leaves)]):
+        raise ValueError(f"enter has {counts} nodes and leave {others}: give every node both")
+    stop = [_stacked([_leave_by_token(*nodes) for nodes in zip(enters, leaves, strict=True)])]
+    rule = lambda q, k, last: (k <= q) & (q < last(k))  # noqa: E731
+    mask = by_token("nodes", len(enters), lambda: stop, rule)
+    return canonical(mask, enter=flat(enters), leave=flat(leaves))
+
+
+def _leave_by_token(enter: tuple[int, ...], leave: tuple[int, ...]) -> Ints:
+    """`leave` of the node of every token; ValueError where the nodes are not those of a walk."""
+    if enter[:1] != (0,) or any(b <= a for a, b in pairwise(enter)):
+        raise ValueError(f"enter must ascend from 0, not go {enter[:8]}: sort the nodes by it")
+    around: list[int] = []  # where the nodes end that hold the next one
+    following = (*enter[1:], max(leave))
+    for number, (start, stop, end) in enumerate(zip(enter, leave, following, strict=True)):
+        while around and around[-1] <= start:
+            around.pop()
+        problem = f"before {end}, where its own tokens end" if stop < end else ""
+        if around and stop > around[-1]:
+            problem = f"after {around[-1]}, where the node around it ends"
+        if problem:
+            raise ValueError(
+                f"node {number} enters at {start} and leaves at {stop}, {problem}: give the times "
+                "of a depth-first walk"
+            )
+        around.append(stop)
+    return np.repeat(leave, np.diff([*enter, max(leave)]))
+
+
+@pattern(
+    "hstu(256, targets=32, context=16)",
+    "a user of a recommender: context, history, and candidates that do not see each other",
+    "m*(m + 1)/2 + c*m - c*(c + 1)/2 + t*(m + 1)",
+    "2402.17152",
+    {"m": 224, "c": 16, "t": 32},
+    also=(
+        Example(
+            "hstu((96, 160), targets=(16, 40), context=8, window=32)",
+            "two users, each with a window",
+            "",
+            "2402.17152",
+        ),
+    ),
+    digest=True,
+)
+def hstu(
+    lengths: Any, targets: Any = 0, *, context: int = 0, window: int | None = None, full: int = 0
+) -> Mask:
+    """Users of a generative recommender, packed: context, then history, then targets (candidates).
+
+    This is the mask of HSTU (arXiv 2402.17152), as its library generative-recommenders defines it.
+    Users do not see each other. A context token sees all context and history. A history token sees
+    the context, and the history up to itself. A target sees context, history and itself.
+
+    With a window, history and targets see as many places before themselves. All of the context has
+    the place of its last token, and all of the targets have the place of the first one.
+
+    A user of m tokens before the targets, c of them context, and t targets allows
+    m(m + 1)/2 + cm - c(c + 1)/2 + t(m + 1) pairs without a window.
+
+    Args:
+        lengths: tokens of every user, as for `documents`.
+        targets: the last tokens of a user (`num_targets`), one number or one for every user.
+        context: the first tokens of every user (`contextual_seq_len`).
+        window: places before a token that it sees, >= 1 (`max_attn_len`); by default all.
+        full: tokens of the history before the targets that the window does not limit
+            (`min_full_attn_seq_len`); beyond 0 it does not limit the targets either.
+
+    Raises:
+        ValueError: a user is shorter than context and targets. At `build`, more tokens than the
+            users have.
+    """
+    rows, last = read_lengths("lengths", lengths), read_rows("targets", targets)
+    if [*map(len, last)] == [1]:
+        last = tuple(last[0] * len(row) for row in rows)
+    if [*map(len, last)] != [*map(len, rows)]:
+        raise ValueError(f"targets is {targets!r}: give one number, or one for every user")
+    context, full = integer("context", context, min=0), integer("full", full, min=0)
+    window = None if window is None else integer("window", window, min=1)
+    if full and window is None:
+        raise ValueError(f"full is {full} and window None: give the window too")
+    spans = [_spans(*users, context, window, full) for users in zip(rows, last, strict=True)]
+    ends = [_stacked(numbers) for numbers in zip(*spans, strict=True)]
+    counts = {count for row in last for count in row}
+    shortest = counts.pop() if len(counts) == 1 else flat(last)
+
+    def rule(q: Any, k: Any, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Any:
+        return ((low(q) <= k) & (k < high(q))) | (q == k)
+
+    mask = by_token("users", len(rows), lambda: ends, rule)
+    return canonical(mask, lengths=flat(rows), targets=shortest)
+
+
+def _spans(
+    lengths: tuple[int, ...], targets: tuple[int, ...], context: int, window: int | None, full: int
+) -> tuple[Ints, Ints]:
+    """(first, stop): the keys that every token sees beside itself."""
+    for user, (length, count) in enumerate(zip(lengths, targets, strict=True)):
+        if length < context + count:
+            raise ValueError(
+                f"user {user} has {length} tokens, but context is {context} and targets {count}: "
+                "give no more than there are"
+            )
+    end = np.repeat(np.cumsum(lengths), lengths)
+    start, target = end - np.repeat(lengths, lengths), end - np.repeat(targets, lengths)
+    token, first = np.arange(len(end)), start
+    if window is not None:
+        place = np.minimum(token, target)
+        near = place - (start + max(context - 1, 0)) <= window
+        near |= (full > 0) & (place >= target - full)
+        first = np.where(near, start, place - window)
+    return first, np.where(token < start + context, target, np.minimum(token + 1, target))
 
 
 def _differences(name: str, offsets: Any) -> list[list[int]]:
@@ -139,145 +290,90 @@ def _read_ids(name: str, ids: ArrayLike) -> NDArray[np.integer]:
     return np.atleast_2d(data)
 
 
-def _pieces(rows: NDArray[np.integer], names: NDArray[np.integer]) -> tuple[Lengths, Ints]:
-    """Return the stretches of equal ids: their lengths by entry, and their labels."""
-    lengths, labels = [], []
-    for entry, row in enumerate(rows):
-        first = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
-        lengths.append(tuple(np.diff(first, append=len(row)).tolist()))
-        labels.append(entry * FAR + np.searchsorted(names, row[first]))
-    return tuple(lengths), np.concatenate(labels)
+def read_rows(name: str, numbers: Any) -> Rows:
+    """Integers >= 0 given as one, several, or several for every batch entry."""
+    nested = plain(numbers)
+    if not isinstance(nested, tuple):
+        nested = (nested,)
+    if not any(isinstance(entry, tuple) for entry in nested):
+        nested = (nested,)
+    if not all(isinstance(entry, tuple) for entry in nested):
+        raise ValueError(f"{name} mixes numbers and lists: give one list, or one per batch entry")
+    return tuple(
+        tuple(integer(f"a number in {name}", n, min=0, max=FAR) for n in entry) for entry in nested
+    )
 
 
-@pattern(
-    "cells((32,) * 8, ((1, 7), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 0)))",
-    "cells of a mesh or sphere, or communities of a graph, that see their neighbours",
-    "N*3*s",
-    "2312.15796",
-    {"s": 32},
-    digest=True,
-)
-def cells(sizes: Any, neighbours: Any) -> Mask:
-    """Tokens in cells that see themselves and the cells next to them.
+def read_lengths(name: str, lengths: Any) -> Rows:
+    """Lengths of documents, given in the same ways; every batch entry has a token."""
+    rows = read_rows(name, lengths)
+    for row in rows:
+        if not 0 < sum(row) < FAR:
+            raise ValueError(f"{name} has {sum(row)} tokens in a row: give 1 to {FAR - 1}")
+    return rows
 
-    The tokens are sorted by cell: key k is allowed for query q when the cell of k is that of q or
-    one of its neighbours. In GenCast (arXiv 2312.15796) a node of an icosahedral mesh attends to
-    itself and to the nodes within 32 hops: every cell has one token there, and those nodes are its
-    neighbours. Pixels of a sphere in nested order, those of a grid along a space-filling curve, and
-    communities of a graph are others. Where cells that are near each other are also near in the
-    sequence, there are few blocks.
 
-    Cell i of m_i tokens allows m_i * (m_i + the sum of m_j over its neighbours j) pairs.
+def read_both(lengths: Any, key_lengths: Any) -> tuple[Rows, Rows]:
+    """Lengths of documents among queries and keys, the same where `key_lengths` is None."""
+    rows = read_lengths("lengths", lengths)
+    key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
+    counts, key_counts = ([len(row) for row in side] for side in (rows, key_rows))
+    if counts != key_counts:
+        raise ValueError(
+            f"lengths has {counts} documents and key_lengths {key_counts}: give every document "
+            "both, 0 where it has no keys"
+        )
+    return rows, key_rows
+
+
+def flat(rows: Sequence[Sequence[int]]) -> Sequence[Any]:
+    """Return the numbers of the only batch entry, or of all of them."""
+    return rows[0] if len(rows) == 1 else rows
+
+
+def _stacked(rows: Sequence[Ints]) -> Ints:
+    """(batch entries, n) of numbers by token, where the shortest entry has n."""
+    n = min(map(len, rows))
+    return np.stack([row[:n] for row in rows])
+
+
+def _numbers(rows: Sequence[Sequence[int]]) -> Ints:
+    """(batch entries, n), which of the documents of these lengths a token belongs to."""
+    return _stacked([np.repeat(np.arange(len(row)), row) for row in rows])
+
+
+def by_token(
+    what: str, entries: int, make: Callable[[], Sequence[Any]], rule: Callable[..., Any]
+) -> Leaf:
+    """Return the mask of rule(q, k, *lookups) for numbers by token.
 
     Args:
-        sizes: tokens of every cell, >= 0, in the order of the tokens; together at least the length
-            that is built. From the cell of every token it is `np.bincount(cell)`, after a sort by
-            it: `order = np.argsort(cell, kind="stable")`.
-        neighbours: for every cell the numbers of those that it sees, or a sparse matrix of SciPy
-            in the form CSR, cells x cells. It need not be symmetric.
-
-    The text holds up to 64 numbers; more show as a digest, which `parse` cannot read.
+        what: has the tokens, in words.
+        make: returns the arrays (batch entries, n) of the numbers, those of queries first, and
+            those of keys last. It is called at the first build, since torch.compile traces this.
     """
-    rows = read_lengths("sizes", sizes)
-    if len(rows) > 1:
-        raise ValueError(f"sizes has {len(rows)} lists: give one number for every cell")
-    count = len(rows[0])  # pyright: ignore[reportGeneralTypeIssues]
-    lists = _lists(neighbours, count)
-    cell = np.repeat(np.arange(count), [*map(len, lists)])
-    seen = np.fromiter(chain.from_iterable(lists), np.int64, len(cell))
-    own = np.arange(count)
-    mask = Cells.of(rows, rows, np.append(cell, own), np.append(seen, own))
-    return canonical(mask, sizes=rows[0], neighbours=lists)  # pyright: ignore
+    batch = None if entries == 1 else entries
+    tables: list[tuple[Any, int]] = []
+
+    def fn(b: Any, q: Any, k: Any) -> Any:
+        look = [partial(lambda entries, n, i: entries[b * n + i], *both) for both in tables]
+        return rule(q, k, *look)
+
+    whole = Rule(partial(fn, 0)) if batch is None else Rule(fn, "bqk", batch=batch)
+
+    def at(grid: Grid) -> Rule:
+        tables[:] = tables or [(table(x.ravel()), x.shape[1]) for x in make()]
+        cover(what, grid, tables[0][1], tables[-1][1])
+        return whole
+
+    return ByLength(at, batch=batch)
 
 
-def _lists(neighbours: Any, count: int) -> tuple[tuple[int, ...], ...]:
-    """Return the neighbours of every cell; ValueError where they are none."""
-    if getattr(neighbours, "format", "") == "csr":
-        ends, numbers = neighbours.indptr.tolist(), neighbours.indices.tolist()
-        neighbours = [numbers[first:stop] for first, stop in pairwise(ends)]
-    try:
-        lists = tuple(tuple(map(index, cells)) for cells in neighbours)
-    except TypeError:
-        raise ValueError(
-            f"neighbours is {type(neighbours).__name__}: give a list of integers for every cell, or"
-            " a CSR matrix of SciPy"
-        ) from None
-    if len(lists) != count:
-        raise ValueError(f"neighbours has {len(lists)} lists and sizes {count} cells: give both")
-    for cell, numbers in enumerate(lists):
-        if numbers and not 0 <= min(numbers) <= max(numbers) < count:
-            wrong = next(number for number in numbers if not 0 <= number < count)
-            raise ValueError(f"neighbours of cell {cell} have {wrong}: give numbers 0..{count - 1}")
-    return lists
-
-
-class Cells(Leaf):
-    """Pieces of the sequence that see some others."""
-
-    q: Cuts
-    k: Cuts
-    pairs: Ints  # ascending: number of a piece of queries * pieces of keys + that of one it sees
-
-    @classmethod
-    def of(cls, rows: Lengths, key_rows: Lengths, i: Ints, j: Ints) -> "Cells":
-        """Return the mask of pieces of these lengths, of which piece i[x] sees piece j[x]."""
-        q, k = Cuts.of(rows), Cuts.of(key_rows)
-        return cls(q, k, distinct(i * len(k.start) + j))
-
-    @property
-    def batch(self) -> int | None:  # type: ignore[override]
-        return batch_extent(self.q.tokens)
-
-    @cached_property
-    def _alone(self) -> bool:
-        """Whether piece i of the queries sees piece i of the keys, and nothing else."""
-        return np.array_equal(self.pairs, np.arange(len(self.q.start)) * (len(self.k.start) + 1))
-
-    def _sees(self, i: Ints, j: Ints) -> Bools:
-        wanted = i * len(self.k.start) + j
-        at = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
-        return self.pairs[at] == wanted
-
-    def runs(self, grid: Grid) -> Runs:
-        self.q.cover("n_q", grid.n_q)
-        self.k.cover("n_k", grid.n_k)
-        i, j = quotient(self.pairs, len(self.k.start))
-        entry = self.q.start[i] // FAR
-        sides = (self.q.start[i], self.q.stop[i], self.k.start[j], self.k.stop[j])
-        return rectangle_runs(grid, entry, *[token - entry * FAR for token in sides])
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        i, j = self.q.find(s, q), self.k.find(s, k)
-        return i == j if self._alone else by_pairs(self._sees, i, j)
-
-    def changes(self, grid: Grid) -> tuple[Changes, Changes]:
-        def of(cuts: Cuts, n: int) -> Changes:
-            begins = np.zeros((len(cuts.tokens), n), bool)
-            entry, token = quotient(cuts.start, FAR)
-            here = token < n
-            begins[entry[here], token[here]] = True
-            return lambda s, token: begins[s, token]
-
-        return of(self.q, grid.n_q), of(self.k, grid.n_k)
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # The signature of a block of at most two pieces a side is where they are cut, and which of
-        # them see each other. Documents see themselves, so only those on both sides count.
-        if max(grid.block_q, grid.block_k) > MAX_TOKENS:
-            return super().signature(grid, s, row, col)
-        q_low, q_high = self.q.find(s, grid.q_first[row]), self.q.find(s, grid.q_last[row])
-        k_low, k_high = self.k.find(s, grid.k_first[col]), self.k.find(s, grid.k_last[col])
-        if self._alone:
-            q_low = k_low = np.maximum(q_low, k_low)
-            q_high = k_high = np.minimum(q_high, k_high)
-        number = np.zeros(len(s), np.int64)
-        for cuts, low, high, token, block in (
-            (self.q, q_low, q_high, s * FAR + grid.q_token(row), grid.block_q),
-            (self.k, k_low, k_high, s * FAR + grid.k_token(col), grid.block_k),
-        ):
-            for cut in (cuts.start[low], cuts.start[high], cuts.stop[high]):
-                number = number * (block + 1) + np.clip(cut - token, 0, block)
-        for i, j in product((q_low, q_high), (k_low, k_high)):
-            number = number * 2 + self._sees(i, j)
-        few = (q_high <= q_low + 1) & (k_high <= k_low + 1)
-        return np.where(few, number, -1 - super().signature(grid, s, row, col))
+def cover(what: str, grid: Grid, n_q: int, n_k: int) -> None:
+    """Raise ValueError where a mask is given for fewer tokens than those of the grid."""
+    for name, have, n in (("n_q", n_q, grid.n_q), ("n_k", n_k, grid.n_k)):
+        if have < n:
+            raise ValueError(
+                f"the {what} have {have} tokens together, but {name} is {n}: add one for the "
+                "padding, or build for fewer tokens"
+            )

@@ -21,13 +21,13 @@ from masks.predicate.table import Table
 from masks.quadtree import Squares, classify
 from masks.registry import canonical, pattern
 from masks.repeats import Copies
-from masks.runs import Bools, Codes, Grid, Ints, Runs, quotient
-from masks.types import Changes, Moves, Placed
+from masks.runs import Bools, Codes, Grid, Ints, Runs, expand, quotient
+from masks.types import Moves, Placed
 
 __all__ = ["where"]
 SECTION = "Composition"  # of the gallery
 
-PAIRS_OF_SEGMENTS = 1 << 24  # that a rule of tables is evaluated for at once
+PAIRS_OF_KINDS = 1 << 24  # that a rule of tables is evaluated for at most
 PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
 OFFSETS_AT_ONCE = 1 << 10
 _FEW = 1 << 10  # tokens; block origins before the first token are less than this
@@ -179,9 +179,9 @@ class Rule(Leaf):
         return self.fn(*arrays)
 
     def runs(self, grid: Grid) -> Runs:
-        rule, segments = self.expression, self._segments(grid)
-        if segments is not None:
-            return self._rectangles(grid, *segments)
+        rule, rectangles = self.expression, self._rectangles(grid)
+        if rectangles is not None:
+            return rectangles
 
         def look(window: Grid) -> tuple[Ints, Codes]:
             with np.errstate(all="ignore"):
@@ -201,47 +201,45 @@ class Rule(Leaf):
         rule = self.expression
         return {side: None if rule is None else tables_of(rule, side) for side in "qk"}
 
-    def _changes(self, side: str, n: int) -> Bools | None:
-        """(n,) where a token may differ from the one before it, by what the tables have."""
+    def token_kinds(self, side: str, n: int) -> Ints | None:
         tables = self._tables[side]
         if tables is None:
             return None
-        begins = np.arange(n) == 0
         for table in tables:
             table.check(0, n - 1)
-            begins[1:] |= table.data[1:n] != table.data[: n - 1]
-        return begins
+        columns = [table.data[:n] for table in set(tables)]
+        if len(columns) == 1 and columns[0].dtype == np.int64:
+            return columns[0]
+        begins = np.zeros(n, bool)
+        for column in columns:
+            begins[1:] |= column[1:] != column[:-1]
+        return np.cumsum(begins)
 
-    def changes(self, grid: Grid) -> tuple[Changes | None, Changes | None]:
-        def of(begins: Bools | None) -> Changes | None:
-            return None if begins is None else lambda s, token: begins[token]
-
-        return of(self._changes("q", grid.n_q)), of(self._changes("k", grid.n_k))
-
-    def _segments(self, grid: Grid) -> tuple[Ints, Ints] | None:
-        """First tokens of the stretches of equal queries, and of keys; None if too many."""
-        if self.per_head or self.batch:
+    def _rectangles(self, grid: Grid) -> Runs | None:
+        """Codes from a pair of tokens of each kind, where the tables tell them; None if not."""
+        kinds = [self.token_kinds(side, n) for side, n in (("q", grid.n_q), ("k", grid.n_k))]
+        if self.per_head or self.batch or any(numbers is None for numbers in kinds):
             return None
-        q, k = self._changes("q", grid.n_q), self._changes("k", grid.n_k)
-        if q is None or k is None:
+        q, k = (np.flatnonzero(np.diff(x, prepend=x[0] - 1)) for x in kinds)  # where they change
+        _, shown, kind = np.unique(kinds[0][q], return_index=True, return_inverse=True)
+        if len(shown) * len(k) > PAIRS_OF_KINDS:
             return None
-        q, k = np.flatnonzero(q), np.flatnonzero(k)
-        return (q, k) if len(q) * len(k) <= PAIRS_OF_SEGMENTS else None
-
-    def _rectangles(self, grid: Grid, q: Ints, k: Ints) -> Runs:
-        """Codes from one pair of tokens for every pair of stretches."""
         step, found, zero = max(1, (1 << 20) // len(k)), [], np.zeros((1, 1, 1), np.int64)
-        for begin in range(0, len(q), step):
-            part = q[begin : begin + step]
+        for begin in range(0, len(shown), step):
+            part = q[shown[begin : begin + step]]
             met = np.zeros((len(part), len(k) + 2), np.int8)
             met[:, 1:-1] = self.allowed(grid, zero, part[None, :, None], k[None, None])[0]
             change = np.diff(met, axis=1)
             row, first = np.nonzero(change == 1)
             found.append((begin + row, first, np.nonzero(change == -1)[1]))
         row, first, stop = map(np.concatenate, zip(*found, strict=True))
+        low, high = (np.searchsorted(row, kind, side) for side in ("left", "right"))
+        if int((high - low).sum()) > PAIRS_OF_KINDS:
+            return None
+        at, which = expand(low, high)
         q_ends, k_ends = np.append(q, grid.n_q), np.append(k, grid.n_k)
-        sides = q_ends[row], q_ends[row + 1], k_ends[first], k_ends[stop]
-        return rectangle_runs(grid, np.zeros_like(row), *sides)
+        sides = q[at], q_ends[at + 1], k_ends[first[which]], k_ends[stop[which]]
+        return rectangle_runs(grid, np.zeros_like(at), *sides)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         if None not in self._tables.values():

@@ -10,8 +10,7 @@ from masks.algebra import Mask
 from masks.block_lists import row_segments
 from masks.checks import integer
 from masks.leaves.geometry import interval_runs
-from masks.leaves.lengths import FAR, Cuts, Lengths, flat, read_both
-from masks.patterns.documents import documents
+from masks.patterns.documents import FAR, Rows, cover, documents, flat, read_both
 from masks.registry import canonical, transform
 from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
 from masks.transforms.base import Placing
@@ -42,19 +41,44 @@ def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
 
 
 class Pack(Placing):
-    lengths: Lengths
-    key_lengths: Lengths
+    lengths: Rows
+    key_lengths: Rows
 
     def companions(self) -> tuple[Mask, ...]:
         return (documents(self.lengths),)  # which has their number as batch
 
     def place(self, part: Mask, grid: Grid) -> Placed:
         q, k = Cuts.of(self.lengths), Cuts.of(self.key_lengths)
-        q.cover("n_q", grid.n_q)
-        k.cover("n_k", grid.n_k)
+        cover("documents", grid, int(q.tokens.min()), int(k.tokens.min()))
         if self.lengths == self.key_lengths and part.moves() == Moves(1):  # from any first token
             return (part & documents(self.lengths)).place(grid)
         return Pieces(part, grid, q, k).place()
+
+
+class Cuts(NamedTuple):
+    """One side of attention cut into documents, for all batch entries in turn."""
+
+    start: Ints  # (D,) entry * FAR + first token
+    stop: Ints  # (D,) entry * FAR + the token after the last
+    tokens: Ints  # (batch,) their sum
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Cuts":
+        """Of documents that follow one another from token 0 on."""
+        base = np.repeat(np.arange(len(rows)) * FAR, [len(row) for row in rows])
+        ends = [np.cumsum(row, dtype=np.int64) for row in rows]
+        stop = base + np.concatenate(ends)
+        lengths = np.concatenate([np.array(row, np.int64) for row in rows])
+        return cls(stop - lengths, stop, np.array([end[-1] for end in ends]))
+
+    @property
+    def entry(self) -> Ints:
+        """(D,) batch entry of every document."""
+        return np.maximum(self.start, self.stop - 1) // FAR
+
+    def find(self, entry: Ints, token: Ints) -> Ints:
+        """Return the number of the document with a token, among all batch entries."""
+        return np.searchsorted(self.start, entry * FAR + token, "right") - 1
 
 
 @transform("sliding(48) >> shift(64)", "64 tokens later", written=2)

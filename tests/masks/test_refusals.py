@@ -41,13 +41,13 @@ documents_from_offsets([0, 5, 3])  =>  offsets must ascend from 0
 documents_from_ids([0.5])  =>  ids are float64
 documents_from_ids([[[1]]])  =>  shape \(1, 1, 1\)
 documents_from_ids([[1], [2]], [1])  =>  ids has 2 rows and key_ids 1
-documents_from_ids(np.arange(40000) % 4).build(9)  =>  sort the tokens by id
+documents_from_ids([0, 1, 0]).build(9)  =>  the ids have 3 tokens together, but n_q is 9
 prefix_tree([0, 5], [9])  =>  enter has \[2\] nodes and leave \[1\]
 prefix_tree([0, 4, 4], [8, 8, 8])  =>  enter must ascend from 0, not go \(0, 4, 4\)
 prefix_tree([0, 4], [3, 8])  =>  node 0 enters at 0 and leaves at 3, before 4
 prefix_tree([0, 4], [10, 4])  =>  node 1 enters at 4 and leaves at 4, before 10
 prefix_tree([0, 4, 8], [12, 8, 14])  =>  node 2 enters at 8 and leaves at 14, after 12
-prefix_tree([0, 4], [8, 8]).build(9)  =>  the nodes have 8 tokens .* n_q is 9 and n_k 9: add one
+prefix_tree([0, 4], [8, 8]).build(9)  =>  the nodes have 8 tokens .* n_q is 9: add one
 hstu([9, 9], [1, 1, 1])  =>  targets is \[1, 1, 1\]: give one number, or one for every user
 hstu([[9], [9, 9]], [[1, 1], [1]])  =>  give one number, or one for every user
 hstu([20, 9], 6, context=4)  =>  user 1 has 9 tokens, but context is 4 and targets 6
