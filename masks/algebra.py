@@ -24,8 +24,8 @@ from masks.analysis.stats import Stats
 from masks.block_mask import BlockMask
 from masks.build import build
 from masks.checks import integer
+from masks.looks import joined
 from masks.registry import Keyed, remember
-from masks.repeats import joined
 from masks.runs import Grid
 from masks.types import Changes, Moves, Placed, Repeats
 
@@ -180,9 +180,6 @@ class Mask(Keyed):
     def __invert__(self) -> "Mask":
         return Not(self)
 
-    def __rshift__(self, transform: Any) -> "Mask":
-        return transform(self) if isinstance(transform, Transform) else NotImplemented
-
     def __bool__(self) -> NoReturn:
         raise TypeError(
             "a mask has no truth value: write | & ~ for or, and, not; `is None` in an if"
@@ -215,19 +212,6 @@ def _no_operand(other: Any) -> Any:
     if inspect.isfunction(other):
         raise TypeError(f"{other.__name__} is a function: call it, or write masks.where(function)")
     return NotImplemented
-
-
-class Transform(Keyed):
-    """The right side of `mask >> transform`: an immutable function from masks to masks.
-
-    Its canonical text `key` is given to it by the function with `@masks.transform()`.
-    """
-
-    kind: str
-    spelled: bool = True
-
-    def __call__(self, mask: Mask) -> Mask:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

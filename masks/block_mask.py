@@ -13,13 +13,12 @@ from masks import files
 from masks.analysis.partition import Partition, partition
 from masks.analysis.reach import Reach, reach
 from masks.analysis.stats import Stats, stats
-from masks.arrays import from_array, from_layout
 from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
-from masks.checks import block_sizes, flag
-from masks.draw import draw, overview
+from masks.checks import block_sizes
+from masks.draw import draw
 from masks.registry import Keyed, remember
 from masks.runs import Bools, Grid, Ints
-from masks.take import coarsen, crop, take
+from masks.take import from_array, from_layout, take
 from masks.tiles import unpack_bits
 from masks.types import BlockData
 
@@ -189,7 +188,6 @@ class BlockMask(Keyed):
         head: int = 0,
         rows: tuple[int, int] | None = None,
         cols: tuple[int, int] | None = None,
-        panels: bool = False,
     ) -> "Axes":
         """Picture of slice (batch, head) at block level; needs matplotlib, but no display.
 
@@ -197,22 +195,8 @@ class BlockMask(Keyed):
             path: where to save the figure; the suffix sets the format. Or an open file.
             ax: axes to draw into; a new figure by default (`ax.figure` of the result).
             rows, cols: first and last query and key to show; token by token where few are.
-            panels: a new figure with the loads and the reach beside the picture.
         """
-        if flag("panels", panels):
-            if ax is not None:
-                raise ValueError("ax is given, and panels makes a figure: leave one of them out")
-            return overview(self, path, batch=batch, head=head, rows=rows, cols=cols)
         return draw(self, path, ax, batch=batch, head=head, rows=rows, cols=cols)
-
-    def crop(self, n_q: int, n_k: int | None = None) -> "BlockMask":
-        """Return the block mask of the first n_q queries and n_k keys (n_q unless given).
-
-        Exact: blocks at the new ends are cut and classified again. ValueError for more tokens than
-        there are.
-        """
-        cut = crop(self, n_q, n_k)
-        return self if cut is None else BlockMask(*cut)
 
     def take(self, rows: ArrayLike, cols: ArrayLike) -> "BlockMask":
         """Return the block mask of some block rows and block columns, in the order given.
@@ -226,14 +210,6 @@ class BlockMask(Keyed):
     def partition(self, ranks: int, **options: Any) -> "Partition":
         """Return what devices that share the sequence do; see `masks.analysis.partition`."""
         return partition(self, ranks, **options)
-
-    def coarsen(self, block_size: int | tuple[int, int]) -> "BlockMask":
-        """Return the same mask in larger blocks, as if it had been built with them.
-
-        ValueError for sizes that are no multiples of `block_size`, or above 256.
-        """
-        coarse = coarsen(self, block_size)
-        return self if coarse is None else BlockMask(*coarse)
 
     def save(self, path: str | Path) -> None:
         """Write an .npz file, without pickle, to exactly `path`; ValueError for what is none."""

@@ -1,6 +1,6 @@
 """From an expression to the exact `BlockMask` of one length, without an N x N array.
 
-Of a mask whose rows repeat (`masks.repeats`) a few rows are evaluated, and the others copied.
+Of a mask whose rows repeat (`masks.looks`) a few rows are evaluated, and the others copied.
 
 1. The leaves classify the blocks as runs, and the operators merge the runs (`masks.runs`).
 2. Only MIXED blocks are looked at, in chunks. Blocks with equal signatures have equal tiles, so one
@@ -21,8 +21,8 @@ from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
 from masks.leaves.geometry import row_numbers
+from masks.looks import Copies
 from masks.registry import by_text
-from masks.repeats import Copies
 from masks.runs import Grid, Ints
 from masks.tiles import Tiles, ordered, pack_bits
 from masks.types import BlockData, Changes, Mask, Placed

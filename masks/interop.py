@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.arrays import to_numpy
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import argument_places, block_sizes
 from masks.runs import Bools, Grid, Ints, quotient
+from masks.take import to_numpy
 from masks.tiles import Tiles, assemble, pack_bits
 
 __all__ = ["from_flex", "to_flex"]

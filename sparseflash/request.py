@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from, parse
-from masks.algebra import Transform
+from masks.transforms.base import Transform
 from sparseflash.backends.protocol import NO_TERMS, TermTensors
 from sparseflash.backends.registry import NAMES
 from sparseflash.checks import (

@@ -12,7 +12,7 @@ from masks import runs as rl
 from masks.checks import flag, integer
 from masks.leaves.geometry import row_numbers
 from masks.leaves.leaf import Leaf
-from masks.quadtree import Squares, classify
+from masks.looks import Squares, classify
 from masks.runs import Bools, Grid, Ints, Runs, quotient
 from masks.types import Repeats
 
@@ -32,8 +32,6 @@ class OnCanvas(Leaf):
     """Key k is allowed for query q when it lies in the window of q along every axis."""
 
     canvas: tuple[int, ...]
-
-    solid = True  # every key of the windows is allowed
 
     def window(self, axis: int) -> Window:
         """Return the windows along one axis."""
@@ -126,7 +124,7 @@ class OnCanvas(Leaf):
             first, which = np.unique(place, return_inverse=True)
             at, start = (first[:, None] + met) % extent, low[first, None]
             wrap = np.minimum(extent - first, len(met))[:, None]
-            content = [low[at] - start, high[at] - start, wrap] + [at - start] * (not self.solid)
+            content = [low[at] - start, high[at] - start, wrap]
             columns.append(_kinds(np.concatenate(content, axis=1))[which])
             origin = origin * extent + low[place]
         moved, phase = quotient(origin, grid.block_k)
@@ -144,7 +142,7 @@ class OnCanvas(Leaf):
     @property
     def _fills(self) -> bool:
         """Whether every key inside the windows is allowed."""
-        return self.solid and all(window.step == 1 for window in self.windows)
+        return all(window.step == 1 for window in self.windows)
 
     def _boxes(self, grid: Grid, q: Ints | None) -> NDArray[np.int64]:
         """Return low and high of boxes of a block row, and the steps of keys between them.

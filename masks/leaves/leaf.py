@@ -11,8 +11,8 @@ from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import choice
 from masks.leaves.geometry import row_numbers
+from masks.looks import periodic
 from masks.registry import PATTERNS
-from masks.repeats import periodic
 from masks.runs import Bools, Grid, Ints, Runs, quotient
 from masks.types import Changes, Moves, Placed, Repeats
 

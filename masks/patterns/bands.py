@@ -27,7 +27,6 @@ __all__ = [
 ]
 SECTION = "Bands and distances"  # of the gallery
 
-LONGEST = 1 << 30  # of log_sparse, so that signatures fit int64
 POWERS = (0, *(1 << i for i in range(40)))
 
 
@@ -45,8 +44,6 @@ def causal(*, align: str = "top_left") -> Mask:
         align: where the diagonal lies when n_q != n_k. "top_left": positions count from the start
             on both sides. "bottom_right": the last query faces the last key, as in FlashAttention
             since 2.1.
-
-    The diagonal blocks are partial and those below it full: n(n+1)/2 of n x n blocks.
     """
     return band(0, FAR, align)
 
@@ -94,12 +91,12 @@ def sliding(window: int, *, align: str = "top_left") -> Mask:
 def dilated(extent: int, step: int, *, align: str = "top_left") -> Mask:
     """Every `step`-th key up to `extent` tokens away: |q - k| <= extent and step divides q - k.
 
-    The extent is a distance, both ends included, as in attention-gym. Longformer (arXiv 2004.05150)
-    counts keys: w // 2 to either side at dilation r are `dilated(w // 2 * r, r)`. By itself the
-    mask never leaves the residue class of q modulo `step`, at any depth: join another one to it.
+    Longformer (arXiv 2004.05150) counts keys: w // 2 to either side at dilation r are
+    `dilated(w // 2 * r, r)`. By itself the mask never leaves the residue class of q modulo `step`,
+    at any depth: join another one to it.
 
     Args:
-        extent: tokens, >= 0; an inner query sees 2 * (extent // step) + 1 keys.
+        extent: tokens, >= 0.
         step: >= 1; 1 makes it `local(extent)`.
         align: see `causal`.
     """
@@ -146,44 +143,10 @@ def power_of_two(block: int = 1, *, align: str = "top_left") -> Mask:
     return Rule(lambda q, k: np.isin(abs(q // block - k // block), POWERS))
 
 
-@pattern(
-    "log_sparse()", "the same, causal", "N*(L + 1) - (N - 1)", "1907.00235", {"L": 8}, written=1
-)
-def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
-    """Keys at the distances 0, 1, 2, 4, ..: `power_of_two() & causal()`, as the paper defines it.
-
-    With `window`, the mask of its widely copied code (`log_mask` and `row_mask`), which adds local
-    and restart attention and is no function of the distance alone. Say r = restart and
-    c = ceil(log2 r). The query and the tokens r, 2r, .. before it are anchors.
-
-    - An anchor allows the keys at distances 0, .., c - 1 from it, and those at c, c + 1, c + 3,
-      .., c - 1 + 2**(c - 1), up to r.
-    - An anchor among the first c - 1 tokens does not allow itself.
-    - The first 2c * (window // r) queries see all that is causal.
-
-    Args:
-        window: 1..2**30, the length that the code makes its mask for; here it builds for any.
-        restart: 2..2**30, by default the window.
-    """
-    if window is None:
-        if restart is not None:
-            raise ValueError(f"restart is {restart} and window None: give the window too")
-        return power_of_two() & causal()
-    window = integer("window", window, min=1, max=LONGEST)
-    restart = integer("restart", window if restart is None else restart, min=2, max=LONGEST)
-    near = (restart - 1).bit_length()  # keys of the local part
-    dense = 2 * near * (window // restart)
-    far = [near - 1 + (1 << i) for i in range(near)]
-    offsets = (*range(near), *(x for x in far if x <= restart))  # distances from an anchor
-    again = restart if offsets[-1] == restart else FAR
-
-    def rule(q: Any, k: Any) -> Any:
-        d = q - k
-        # An anchor near the beginning is lost where no other anchor allows it.
-        lost = (k < near - 1) & (d % restart == 0) & (d < again)
-        return (d >= 0) & ((np.isin(d % restart, offsets) & ~lost) | (q < dense))
-
-    return canonical(Rule(rule), restart=None if restart == window else restart)
+@pattern("log_sparse()", "the same, causal", "N*(L + 1) - (N - 1)", "1907.00235", {"L": 8})
+def log_sparse() -> Mask:
+    """Return `power_of_two() & causal()`: keys at the distances 0, 1, 2, 4, .. before the query."""
+    return power_of_two() & causal()
 
 
 @pattern(
@@ -196,9 +159,8 @@ def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
 def strided(stride: int, *, align: str = "top_left") -> Mask:
     """Return the last `stride` keys with the query itself, and earlier ones at multiples of it.
 
-    With d = q - k: 0 <= d < stride, or d >= 0 and stride divides d. Both heads of the paper's
-    section 4.2 in one mask; everything earlier is reached in two layers. The published block code
-    reorders tokens instead, which puts the second part into whole blocks.
+    With d = q - k: 0 <= d < stride, or d >= 0 and stride divides d. These are both heads of the
+    paper's section 4.2 in one mask; everything earlier is reached in two layers.
 
     Args:
         stride: >= 1, near the square root of the length in the paper.
@@ -218,9 +180,8 @@ def strided(stride: int, *, align: str = "top_left") -> Mask:
 def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
     """Return the query's own chunk, and the last `summary` keys of every earlier chunk of `stride`.
 
-    k <= q, and k // stride == q // stride or k % stride >= stride - summary. Both heads of the
-    paper's section 4.2 in one mask; everything earlier is reached in two layers. The version in the
-    Long Range Arena also allows the first key of every chunk.
+    k <= q, and k // stride == q // stride or k % stride >= stride - summary. These are both heads
+    of the paper's section 4.2 in one mask; everything earlier is reached in two layers.
 
     Args:
         stride: tokens of a chunk, >= 1.

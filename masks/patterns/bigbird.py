@@ -7,7 +7,7 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaves.draws import Adjacency, Drawn, Stream, choose, union
+from masks.leaves.draws import Drawn, Stream, choose, union
 from masks.leaves.leaf import ByLength
 from masks.leaves.token_blocks import TokenBlocks
 from masks.patterns.bands import dilated, local
@@ -45,9 +45,8 @@ def bigbird(
     every row and head. Rows that have fewer blocks left take all of them, so a short sequence is
     dense. n counts the keys; where n_q != n_k, a query is global by its number.
 
-    With window 3 and one global block, n >= 5 + random gives 2n + 2(4 + r) + (n - 4)(5 + r) of
-    n x n blocks for r random ones. The external construction (ETC), with global tokens of its own
-    in front, is `bigbird(global_blocks=0) | global_tokens(n)`. The draw is this package's hash;
+    The external construction (ETC), with global tokens of its own in front, is
+    `bigbird(global_blocks=0) | global_tokens(n)`. The draw is this package's hash;
     `bigbird_compat` repeats that of Google's code.
 
     Args:
@@ -107,12 +106,8 @@ def longformer(window: int, dilation: int = 1, global_tokens: tuple[int, ...] = 
 
     The window of Beltagy et al. (arXiv 2004.05150) counts keys: with the query itself an inner row
     has window // 2 * 2 + 1 of them, every `dilation`-th token. Dilation differs from head to head
-    in the upper layers there: `heads(longformer(w), longformer(w, 2))`. Separate
-    projections for global tokens, as in Longformer, are not part of the mask. Its text is that of
-    the union, such as `local(256) | global_at((0,))`.
-
-    With w = window // 2 and no dilation, n(2w + 1) - w(w + 1) of n x n pairs are in the window, and
-    a global token adds 2n - 1 less those of them that the window or another one has.
+    in the upper layers there: `heads(longformer(w), longformer(w, 2))`. Its text is that of the
+    union, such as `local(256) | global_at((0,))`.
 
     Args:
         window: keys, >= 1.
@@ -131,12 +126,7 @@ def etc_(n: int, radius: int) -> Mask:
 
     Extended Transformer Construction (Ainslie et al., arXiv 2004.08483) with both inputs in one
     sequence: global-to-global, global-to-long and long-to-global attention are dense, long-to-long
-    is local. Its structured masks of the global parts are further terms for `&`, and BigBird's ETC
-    adds `bigbird(window=1, global_blocks=0)` for random blocks. The text is that of
-    `global_tokens(n) | local(radius)`.
-
-    Of N x N pairs, with m = N - n > radius long tokens, n(2N - n) + m(2r + 1) - r(r + 1) are
-    allowed.
+    is local. The text is that of `global_tokens(n) | local(radius)`.
 
     Args:
         n: global tokens, >= 0.
@@ -160,8 +150,7 @@ def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) ->
     the blocks of a head depend on it. Quirks that are kept: with 1024, 2048, 3072 or 4096 tokens
     the plan of the paper is drawn for 4096 and cut, takes random blocks from the first 1024 tokens
     only, and may repeat a block of the window; any other length takes them from its first
-    2 * random + 5 blocks. Beyond 4096 tokens, 2n + 2(4 + r) + (n - 4)(5 + r) of n x n token blocks
-    are allowed.
+    2 * random + 5 blocks.
 
     A length that the block does not divide counts as the next one that it does, and where
     n_q != n_k the longer one counts and the mask is cropped. Up to 2 * random + 5 blocks it is
@@ -223,11 +212,12 @@ def legacy_bigbird(
     seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
 
     @lru_cache(maxsize=4)
-    def tables(n: int, heads: int) -> list[Adjacency]:
-        return _tables(draw(np.random.RandomState(seed), n, heads), n, heads)
+    def drawn(n: int, heads: int) -> list[Ints]:
+        return draw(np.random.RandomState(seed), n, heads)
 
     def make(grid: Grid) -> Table:
-        return Table(block, tables(count(max(grid.n_q, grid.n_k)), grid.heads))
+        n = count(max(grid.n_q, grid.n_k))
+        return Table(block, n, drawn(n, grid.heads))
 
     return Legacy(make, period=0, seed=seed)
 
@@ -280,30 +270,24 @@ def paper_plan(
 
 
 class Table(TokenBlocks):
-    """Token blocks that are listed head by head."""
+    """Window, global blocks, and random ones that are listed head by head."""
 
-    tables: list[Adjacency]
+    n: int
+    random: list[Ints]
 
     def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
-        i, col = self.tables[head].rows(rows)
-        return i[col < n_cols], col[col < n_cols]
-
-
-def _tables(drawn: list[Ints], n: int, heads: int) -> list[Adjacency]:
-    """Return the draws of every head with the global blocks and the window."""
-    every, zero, end = np.arange(n), np.array(0), np.array(n)
-    if not drawn:
-        return [Adjacency(np.arange(n + 1) * n, np.tile(every, n))] * heads
-    tables = []
-    for random in drawn:
-        row = np.repeat(every[1:-1], random.shape[1])
+        every, zero, end = np.arange(len(rows)), np.array(0), np.array(self.n)
+        if not self.random:
+            return union([(every, zero, end)], n_cols)
+        inner = (0 < rows) & (rows < self.n - 1)
+        whole, i = np.flatnonzero(~inner), np.flatnonzero(inner)
+        random = self.random[head][rows[i] - 1]
+        i, random = np.repeat(i, random.shape[1]), random.ravel()
         spans = [
             (every, zero, zero + 1),
             (every, end - 1, end),
-            (every[[0, -1]], zero, end),
-            (every, every - 1, every + 2),
-            (row, random.ravel(), random.ravel() + 1),
+            (whole, zero, end),
+            (every, rows - 1, rows + 2),
+            (i, random, random + 1),
         ]
-        i, col = union(spans, n)
-        tables.append(Adjacency(np.searchsorted(i, np.arange(n + 1)), col))
-    return tables
+        return union(spans, n_cols)

@@ -8,7 +8,7 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.checks import choice, integer
+from masks.checks import integer
 from masks.leaves.canvas import OnCanvas, Window, canvas_extents, per_axis, shortest
 from masks.leaves.geometry import interval_runs, rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf
@@ -21,8 +21,6 @@ from masks.types import Moves
 __all__ = ["axial", "frame_causal", "local_2d", "neighborhood", "radial", "sliding_tiles"]
 SECTION = "Images and video"  # of the gallery
 
-NORMS = ("chebyshev", "manhattan", "euclidean")
-
 
 @pattern(
     "local_2d((16, 16), 2)",
@@ -31,29 +29,19 @@ NORMS = ("chebyshev", "manhattan", "euclidean")
     "1906.05909",
     {"W": 16, "r": 2},
 )
-def local_2d(
-    canvas: tuple[int, ...], radius: int | tuple[int, ...], *, norm: str = "chebyshev"
-) -> Mask:
+def local_2d(canvas: tuple[int, ...], radius: int | tuple[int, ...]) -> Mask:
     """Return the tokens within `radius` of the query on a line, an image or a video.
 
     The window shrinks at the borders, as in stand-alone self-attention (arXiv 1906.05909); compare
-    `neighborhood`, where it shifts. With the default norm, an axis of extent E and radius
-    r < E counts (2r + 1)E - r(r + 1) pairs, and the mask their product over the axes. It builds for
-    prod(canvas) queries and keys, row by row.
+    `neighborhood`, where it shifts. It builds for prod(canvas) queries and keys, row by row.
 
     Args:
         canvas: one to three extents, slowest first: (height, width).
         radius: largest distance along an axis, >= 0; one value, or one for every axis.
-        norm: "chebyshev" keeps to the radius along every axis: a box. "manhattan" and "euclidean"
-            keep the sum of the distances, or of their squares, to one radius: a diamond, a disc.
     """
     canvas = canvas_extents(canvas)
     radii = per_axis("radius", radius, canvas, min=0)
-    norm = choice("norm", norm, NORMS)
-    if norm != "chebyshev" and len(set(radii)) > 1:
-        raise ValueError(f"radius is {radius!r}: give one integer for the norm {norm!r}")
-    mask = Local(canvas, radii) if norm == "chebyshev" else Ball(canvas, radii, norm)
-    return canonical(mask, radius=shortest(radii))
+    return canonical(Local(canvas, radii), radius=shortest(radii))
 
 
 @pattern(
@@ -66,9 +54,8 @@ def local_2d(
 def axial(canvas: tuple[int, ...]) -> Mask:
     """Return the tokens on the lines through the query along each axis (arXiv 1912.12180).
 
-    Key and query differ along one axis at most: the same row or the same column of an image. Every
-    query sees sum(canvas) - len(canvas) + 1 keys. It is the union of `local_2d` masks of radius 0
-    along all axes but one.
+    Key and query differ along one axis at most: the same row or the same column of an image. It is
+    the union of `local_2d` masks of radius 0 along all axes but one.
     """
     canvas = canvas_extents(canvas)
     radii = np.diag(np.array(canvas) - 1).tolist()
@@ -81,18 +68,6 @@ class Local(OnCanvas):
     def window(self, axis: int) -> Window:
         place, radius = np.arange(self.canvas[axis]), min(self.radii[axis], self.canvas[axis])
         return Window(place - radius, place + radius)  # unclipped: the same everywhere
-
-
-class Ball(Local):
-    norm: str
-    solid = False
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        radius = min(self.radii[0], sum(self.canvas))  # no distance is larger
-        power = 1 if self.norm == "manhattan" else 2
-        pairs = zip(self._coordinates(q), self._coordinates(k), strict=True)
-        near = sum((abs(at_q - at_k) ** power for at_q, at_k in pairs), 0) <= radius**power
-        return near & (s >= 0)  # broadcasts to the full shape
 
 
 @pattern(
@@ -122,14 +97,9 @@ def neighborhood(
     """Return the `kernel` nearest tokens along every axis of a line, an image or a video.
 
     The rule is that of NATTEN to the letter (arXiv 2204.07143, 2209.15001; strides 2504.16922). At
-    a border the window shifts rather than shrinks, so every query sees prod(kernel) keys, and
-    prod(canvas) * prod(kernel) pairs are allowed; a causal axis of extent E and kernel K counts
-    E * K - dilation * K(K - 1)/2 in place of E * K when its stride is 1.
-
-    Masks of several dilations, joined by `|`, make a neighbourhood of several resolutions; `heads`
+    a border the window shifts rather than shrinks, so every query sees prod(kernel) keys. `heads`
     and `layers` let dilations alternate, as DiNAT does (arXiv 2209.15001). An even kernel has one
-    key more before the query than after it. The mask builds for
-    prod(canvas) queries and keys, row by row.
+    key more before the query than after it. The mask builds for prod(canvas) tokens, row by row.
 
     Args:
         canvas: one to three extents, slowest first: (height, width).
@@ -194,8 +164,8 @@ def sliding_tiles(
 
     The window is centred on the query's tile and shifts at the borders, as in `neighborhood`. The
     tokens come row by row; with `>> tiled(canvas, tile)` those of a tile are neighbours in the
-    sequence, and blocks of prod(tile) tokens are full or empty: prod(window) full ones a row, when
-    the tiles divide the canvas. Where they do not, the last tile of an axis is smaller.
+    sequence, and blocks of prod(tile) tokens are full or empty, when the tiles divide the canvas.
+    Where they do not, the last tile of an axis is smaller.
 
     Args:
         canvas: one to three extents, slowest first.
@@ -243,9 +213,6 @@ def frame_causal(tokens: int, window: int | None = None, *, sinks: int = 0, chun
     The mask of autoregressive video models: CausVid (arXiv 2412.07772) and Self-Forcing (arXiv
     2506.08009), which generates chunks of frames. Sinks are those of LongLive (arXiv 2509.22622).
     Without a window it is `block_causal(tokens * chunk)`. The sequence may end within a frame.
-
-    With m >= w + g frames of s tokens, a window of w frames and g sinks, as many pairs of frames
-    are allowed as `streaming` allows of tokens: mw - w(w - 1)/2 + (m - w)g - g(g - 1)/2.
 
     Args:
         tokens: tokens of a frame, >= 1.

@@ -148,9 +148,6 @@ def tri_shape(sinks: int, window: int, last: int, *, align: str = "top_left") ->
     The triangle of TriangleMix (He et al., arXiv 2507.21526) and the tri-shape of MInference: what
     decoding continues from is read in full. It depends on the length. It is
     `(sinks(sinks) | sliding(window) | last_rows(last)) & causal()`.
-
-    With m = last and n >= s + w + m tokens, there are m(n - s - w) - m(m - 1)/2 pairs more than in
-    `streaming`.
     """
     sinks, last = integer("sinks", sinks, min=0), integer("last", last, min=0)
     parts = _first_keys(sinks) | sliding(window, align=align) | last_rows(last)
@@ -165,8 +162,7 @@ def vertical_slash(
 
     The vertical-slash pattern of MInference (Jiang et al., arXiv 2407.02490), token by token. Its
     kernels keep the lines as single columns, and widen the diagonals to blocks of 64 x 64 tokens.
-    It is `(keys_at(columns) | diagonals(distances)) & causal()`. Where many lines and diagonals
-    cross, most blocks with a crossing have a tile of their own.
+    It is `(keys_at(columns) | diagonals(distances)) & causal()`.
 
     Args:
         columns: different key numbers >= 0; the order is free.

@@ -34,8 +34,7 @@ FAR = 1 << 40  # more than the tokens of a sequence
 def documents(lengths: Any, key_lengths: Any = None) -> Mask:
     """Documents that follow one another and see themselves only: id[q] == id[k].
 
-    With `& causal()` it is the mask of packed causal training (arXiv 2107.02027 packs like this);
-    documents of whole blocks, of a, b, .. blocks, allow a*a + b*b + .. blocks, all full.
+    With `& causal()` it is the mask of packed causal training (arXiv 2107.02027 packs like this).
 
     Args:
         lengths: tokens of every document, >= 0, as a list, array or tensor; or one such list for
@@ -44,7 +43,8 @@ def documents(lengths: Any, key_lengths: Any = None) -> Mask:
         key_lengths: the same for the keys, where they are others (cross attention of packed
             sequences, like the two `cu_seqlens` of FlashAttention's varlen functions).
 
-    The text holds up to 64 lengths; a longer list shows as a digest, which `parse` cannot read.
+    The text holds up to 64 numbers, here and below; more show as a digest, which `parse` cannot
+    read.
     """
     rows, key_rows = read_both(lengths, key_lengths)
     make = lambda: [_numbers(rows), _numbers(key_rows)]  # noqa: E731
@@ -143,15 +143,11 @@ def prefix_tree(enter: Any, leave: Any) -> Mask:
     trees packed one after another. `shared_prefix(prefix, lengths) & causal()` is the tree of one
     prompt and its answers.
 
-    A node of m tokens, with d more below it, allows m(m + 1)/2 + m * d pairs.
-
     Args:
         enter: the first token of every node, ascending from 0; or one such list for every batch
             entry. A node may be a single token.
         leave: for every node, the token after the last one of all that continues it. The greatest
             is the number of tokens, and those after the length that is built are cut off.
-
-    The text holds up to 64 numbers; more show as a digest, which `parse` cannot read.
 
     Raises:
         ValueError: the numbers are not those of a depth-first walk. At `build`, more tokens than
@@ -214,9 +210,6 @@ def hstu(
 
     With a window, history and targets see as many places before themselves. All of the context has
     the place of its last token, and all of the targets have the place of the first one.
-
-    A user of m tokens before the targets, c of them context, and t targets allows
-    m(m + 1)/2 + cm - c(c + 1)/2 + t(m + 1) pairs without a window.
 
     Args:
         lengths: tokens of every user, as for `documents`.

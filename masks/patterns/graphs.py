@@ -1,12 +1,10 @@
-"""Graphs of token blocks: butterflies, random blocks, hubs, random regular graphs, expanders.
+"""Graphs of token blocks: butterflies, random blocks, random regular graphs, expanders.
 
 Exphormer (Shirzad et al., arXiv 2303.06147) takes d / 2 random permutations and their inverses, a
 multigraph, and draws again until the spectral gap is close to the largest one possible.
 """
 
 import math
-import sys
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from masks.patterns.columns import global_tokens
 from masks.registry import Example, canonical, pattern
 from masks.runs import Ints
 
-__all__ = ["butterfly", "expander", "hubs", "pixelfly", "random_blocks", "random_regular"]
+__all__ = ["butterfly", "expander", "pixelfly", "random_blocks", "random_regular"]
 SECTION = "Graphs of token blocks"  # of the gallery
 
 
@@ -44,10 +42,9 @@ def butterfly(
     """Token blocks I = q // block and J = k // block with I == J, or I ^ J == 2**t and t < levels.
 
     Read as a graph of token blocks it is a hypercube with self loops: symmetric, and log2(n) layers
-    connect everything. With n = 2**L token blocks and all levels, n(L + 1) of n x n are allowed;
-    with fewer, n(levels + 1), in 2**(L - levels) groups that never see each other. A number that is
-    not a power of two is cropped. In `butterfly & causal`, at any depth, a block only sees blocks
-    whose number is its own with bits cleared, so add `local`.
+    connect everything. With fewer levels, groups of 2**levels blocks never see each other. A number
+    that is not a power of two is cropped. In `butterfly & causal`, at any depth, a block only sees
+    blocks whose number is its own with bits cleared, so add `local`.
 
     Args:
         block: tokens of a token block, >= 1; 128 unless `size` is given.
@@ -76,9 +73,8 @@ def butterfly(
 def pixelfly(block: int = 128, levels: int | None = None, global_blocks: int = 1) -> Mask:
     """`butterfly(block, levels)`, and rows and columns of global token blocks at the beginning.
 
-    The global part takes the place of the low-rank part in attention, where the paper spends a
-    quarter to a third of its budget. With n = 2**L token blocks, all levels and one global block,
-    n(L + 3) - 2L - 2 of n x n are allowed. The text is that of the union.
+    The global part takes the place of the low-rank part in attention. The text is that of the
+    union.
 
     Args:
         block, levels: as in `butterfly`.
@@ -141,7 +137,10 @@ def random_blocks(
     if (density is None) == (count is None):
         raise ValueError(f"density is {density} and count is {count}: give one of them")
     if density is not None:
-        density = _positive("density", density, 1, "in (0, 1]")
+        is_number = isinstance(density, int | float | np.floating) and not isinstance(density, bool)
+        if not is_number or not 0 < density <= 1:
+            raise ValueError(f"density is {density!r}: give a number in (0, 1]")
+        density = float(density)
     count = None if count is None else integer("count", count, min=1)
     block, causal = integer("block", block, min=1), flag("causal", causal)
     stream = Stream.of(seed, per_head, per_layer, layer)
@@ -172,61 +171,6 @@ class RandomBlocks(Drawn):
         return i, col
 
 
-@pattern("hubs(block=16)", "a few blocks see much, most see little", written=1)
-def hubs(
-    count: int | None = None,
-    *,
-    alpha: float = 1.0,
-    block: int = 128,
-    seed: int = 0,
-    per_head: bool = False,
-    per_layer: bool = False,
-    layer: int | None = None,
-) -> Mask:
-    """Token blocks that see, and are seen by, a share of the others that falls with their rank.
-
-    The pattern is this package's own. The n key token blocks are ranked 1, 2, .. in an order drawn
-    at random. The hub of rank r, up to `count`, draws c = max(1, round(n * r**-alpha)) of the n
-    token blocks, uniformly and without repetition, and sees them and is seen by them (Zipf's law;
-    the first hub is global). Every block sees itself. Expected of n x n are, with sums over the
-    hubs and over pairs r < s of them,
-
-        n + 2 (n - 1) / n * sum c_r - 2 / n**2 * sum c_r c_s.
-
-    Where n_q > n_k, query token block I is block I mod n.
-
-    Args:
-        count: hubs, >= 1; None ranks all token blocks.
-        alpha: how fast the degree falls, > 0.
-        block: tokens of a token block, >= 1.
-        seed, per_head, per_layer, layer: as in `random_blocks`.
-    """
-    count = None if count is None else integer("count", count, min=1)
-    alpha = _positive("alpha", alpha, sys.float_info.max, "> 0")
-    block = integer("block", block, min=1)
-    stream = Stream.of(seed, per_head, per_layer, layer)
-    return canonical(Hubs(block, stream, count, alpha), alpha=alpha)
-
-
-def _positive(name: str, value: Any, most: float, where: str) -> float:
-    is_number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= most:
-        raise ValueError(f"{name} is {value!r}: give a number {where}")
-    return float(value)
-
-
-class Hubs(Graph):
-    count: int | None
-    alpha: float
-
-    def edges(self, head: int, n: int) -> tuple[Ints, Ints]:
-        hub = permutation(self.source.word(head), n)[: self.count]
-        share = n * np.arange(1, len(hub) + 1, dtype=float) ** -self.alpha
-        degree = np.maximum(1, np.rint(share)).astype(np.int64)
-        rank, other = choose(self.source.keys(head, hub), degree, np.full(len(hub), n))
-        return hub[rank], other
-
-
 ATTEMPTS = 100
 DENSE = 512  # nodes up to which all eigenvalues are computed
 STEPS = 64  # of the Lanczos iteration beyond
@@ -251,11 +195,9 @@ def random_regular(
 ) -> Mask:
     """Return a random graph of token blocks in which every one has exactly `degree` neighbours.
 
-    The graph is symmetric, and every block sees itself: n(degree + 1) of n x n are allowed. It is
-    the union of degree / 2 permutations of the n key token blocks and of their inverses; a
-    permutation sorts the blocks by hashes of (seed, layer, head), and where it repeats an edge or
-    meets itself, two of its values change places. With n <= 2 * degree all pairs are allowed. Where
-    n_q > n_k, query token block I is block I mod n.
+    The graph is symmetric, and every block sees itself. It is the union of degree / 2 permutations
+    of the n key token blocks and of their inverses. With n <= 2 * degree all pairs are allowed.
+    Where n_q > n_k, query token block I is block I mod n.
 
     Args:
         degree: neighbours of a token block, even, >= 2.

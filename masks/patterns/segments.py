@@ -50,8 +50,7 @@ def block_causal(size: int) -> Mask:
     """Token blocks that see themselves and all before them: k // size <= q // size.
 
     This is the mask of block diffusion (arXiv 2503.09573) in one stream, as it samples; it trains
-    with `block_diffusion`. The same as `block_diagonal(size) | causal()`, which is its text. With
-    blocks of `size` tokens, n(n+1)/2 of n x n are allowed, all of them full.
+    with `block_diffusion`. The same as `block_diagonal(size) | causal()`, which is its text.
     """
     return block_diagonal(size) | causal()
 
@@ -104,9 +103,8 @@ def longnet(segment: int, ratio: int, offset: int = 0, *, per_head: bool = False
     """Every `ratio`-th token of a segment sees the others of its segment that are chosen with it.
 
     Key k is allowed for query q when q // segment == k // segment and both q % segment and
-    k % segment leave the remainder `offset` modulo `ratio`. So n * segment / ratio**2 pairs of
-    n x n are allowed where ratio divides segment and segment divides n, and one head alone leaves
-    1 - 1/ratio of the queries with nothing to see.
+    k % segment leave the remainder `offset` modulo `ratio`. So one head alone leaves 1 - 1/ratio of
+    the queries with nothing to see.
 
     The paper runs several (segment, ratio) and adds the outputs weighted by their softmax sums. A
     union of masks is not quite that: the paper counts a pair twice that two of them allow.
@@ -149,16 +147,12 @@ def cells(sizes: Any, neighbours: Any) -> Mask:
     communities of a graph are others. Where cells that are near each other are also near in the
     sequence, there are few blocks.
 
-    Cell i of m_i tokens allows m_i * (m_i + the sum of m_j over its neighbours j) pairs.
-
     Args:
         sizes: tokens of every cell, >= 0, in the order of the tokens; together at least the length
             that is built. From the cell of every token it is `np.bincount(cell)`, after a sort by
             it: `order = np.argsort(cell, kind="stable")`.
         neighbours: for every cell the numbers of those that it sees, or a sparse matrix of SciPy
             in the form CSR, cells x cells. It need not be symmetric.
-
-    The text holds up to 64 numbers; more show as a digest, which `parse` cannot read.
     """
     rows = read_lengths("sizes", sizes)
     if len(rows) > 1:

@@ -361,55 +361,35 @@ def entry(table: Any, index: Any) -> Expression:
     return Expression("entry", table.kind, (index,), table)
 
 
-_BINARY = {
-    "add": add,
-    "sub": subtract,
-    "mul": multiply,
-    "truediv": divide,
-    "floordiv": floor_divide,
-    "mod": remainder,
-    "pow": power,
-    "lshift": left_shift,
-    "rshift": right_shift,
-    "and": bitwise_and,
-    "or": bitwise_or,
-    "xor": bitwise_xor,
-}
-for _name, _function in _BINARY.items():
-    setattr(Expression, f"__{_name}__", _function)
-    setattr(Expression, f"__r{_name}__", lambda x, y, _function=_function: _function(y, x))
-_OTHERS = {"neg": negative, "abs": absolute, "invert": invert, "pos": lambda x: x}
-_COMPARISONS = [_compare(name) for name in COMPARISONS]
-_OTHERS |= zip(("lt", "le", "gt", "ge", "eq", "ne"), _COMPARISONS, strict=True)
-for _name, _function in _OTHERS.items():
-    setattr(Expression, f"__{_name}__", _function)
-
+# What NumPy's functions do with expressions, by name; the last ones have no bounds.
 _NAMED = (multiply, power, divide, floor_divide, remainder, negative)
-_NAMED += (left_shift, right_shift, logical_not, invert, square, sqrt)
-# What NumPy's functions do with expressions.
+_NAMED += (left_shift, right_shift, logical_not, invert, square, sqrt, exp2)
 UFUNCS: dict[str, Callable[..., Expression]] = {f.__name__: f for f in _NAMED} | {
-    "add": add,
-    "subtract": subtract,
-    "absolute": absolute,
-    "minimum": minimum,
-    "maximum": maximum,
-    "logical_and": logical_and,
-    "logical_or": logical_or,
-    "logical_xor": logical_xor,
-    "bitwise_and": bitwise_and,
-    "bitwise_or": bitwise_or,
-    "bitwise_xor": bitwise_xor,
-    "floor": _rounded("floor"),
-    "ceil": _rounded("ceil"),
-}
-UFUNCS |= zip(COMPARISONS, _COMPARISONS, strict=True)
-UFUNCS |= {op: _smooth(op) for op in ("tanh", "exp", "log")} | {"exp2": exp2}  # without bounds
+    "add": add, "subtract": subtract,
+    "absolute": absolute, "minimum": minimum, "maximum": maximum,
+    "logical_and": logical_and, "logical_or": logical_or, "logical_xor": logical_xor,
+    "bitwise_and": bitwise_and, "bitwise_or": bitwise_or, "bitwise_xor": bitwise_xor,
+    "floor": _rounded("floor"), "ceil": _rounded("ceil"),
+    **{name: _compare(name) for name in COMPARISONS},
+    **{name: _smooth(name) for name in ("tanh", "exp", "log")},
+}  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Expression]] = {"where": where, "isin": isin, "clip": clip}
 _OF_TORCH = {
     "abs": "absolute", "clamp": "clip", "mul": "multiply", "sub": "subtract", "div": "divide",
     "true_divide": "divide", "pow": "power", "neg": "negative", "lt": "less", "le": "less_equal",
     "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal",
 }  # fmt: skip
+_OPERATORS = {name: UFUNCS[_OF_TORCH[name]] for name in ("abs", "neg", "lt", "le", "gt", "ge")}
+_OPERATORS |= {"eq": UFUNCS["equal"], "ne": UFUNCS["not_equal"], "invert": invert}
+_BINARY = {
+    "add": add, "sub": subtract, "mul": multiply, "truediv": divide, "floordiv": floor_divide,
+    "mod": remainder, "pow": power, "lshift": left_shift, "rshift": right_shift,
+    "and": bitwise_and, "or": bitwise_or, "xor": bitwise_xor,
+}  # fmt: skip
+_OPERATORS |= {"pos": lambda x: x} | _BINARY
+_OPERATORS |= {f"r{name}": lambda x, y, f=f: f(y, x) for name, f in _BINARY.items()}
+for _name, _function in _OPERATORS.items():
+    setattr(Expression, f"__{_name}__", _function)
 
 
 def _named(name: str) -> Callable[..., Expression] | None:

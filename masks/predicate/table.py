@@ -1,6 +1,5 @@
 """`table`: an array that a predicate may look up, as in ids[q], and its range over any interval."""
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from masks.predicate.expression import BOOL, INT, REAL, Expression, entry
 
 __all__ = ["table"]
 
-CHUNK = 16  # entries; shorter intervals get the range of their chunk
 _KINDS = {"b": BOOL, "i": INT, "u": INT, "f": REAL}
 
 
@@ -65,42 +63,14 @@ class Table:
             )
 
     def range(self, low: NDArray, high: NDArray) -> tuple[NDArray, NDArray]:
-        """(least, greatest) entry of each interval low..high, both ends included.
+        """Return the least and the greatest entry of each interval low..high, both included.
 
-        Exact for intervals that meet more than one chunk of CHUNK entries; others get the range of
-        their chunk. 0 <= low <= high < len.
+        0 <= low <= high < len.
         """
-        first, last = low // CHUNK, high // CHUNK
-        found = []
-        for extreme, (to_left, to_right, levels) in zip(
-            (np.minimum, np.maximum), self._ranges, strict=True
-        ):
-            within = levels[0][first]
-            ends = extreme(to_right[low], to_left[high])
-            count = np.maximum(last - first - 1, 0)  # whole chunks between the two ends
-            level = np.frexp(np.maximum(count, 1))[1] - 1
-            values = ends
-            for number in np.unique(level[count > 0]).tolist():
-                mine = (level == number) & (count > 0)
-                row = levels[number]
-                a, b = row[(first + 1)[mine]], row[last[mine] - (1 << number)]
-                values[mine] = extreme(values[mine], extreme(a, b))
-            found.append(np.where(first == last, within, values))
-        return found[0], found[1]
-
-    @cached_property
-    def _ranges(self) -> list[tuple[NDArray, NDArray, list[NDArray]]]:
-        """For min and max: from the chunk's start to an entry, from it to the chunk's end, and
-        levels[l][c], the extreme of 2**l chunks from c on."""
-        data = self.data.view(np.uint8) if self.kind == BOOL else self.data
-        chunks = np.pad(data, (0, -len(data) % CHUNK), mode="edge").reshape(-1, CHUNK)
-        ranges = []
-        for extreme in (np.minimum, np.maximum):
-            to_left = extreme.accumulate(chunks, axis=1).ravel()
-            to_right = extreme.accumulate(chunks[:, ::-1], axis=1)[:, ::-1].ravel()
-            levels = [extreme.reduce(chunks, axis=1)]
-            while 2 << (len(levels) - 1) <= len(chunks):
-                half = 1 << (len(levels) - 1)
-                levels.append(extreme(levels[-1][:-half], levels[-1][half:]))
-            ranges.append((to_left, to_right, levels))
-        return ranges
+        size, data = len(self) + 1, self.data.view(np.uint8) if self.kind == BOOL else self.data
+        low, high = np.broadcast_arrays(low, high)
+        intervals, which = np.unique(low * size + high, return_inverse=True)
+        ends = np.stack([intervals // size, intervals % size + 1], axis=1).ravel()
+        padded, which = np.append(data, data[-1:]), which.reshape(low.shape)
+        least, most = (f.reduceat(padded, ends)[::2] for f in (np.minimum, np.maximum))
+        return least[which], most[which]

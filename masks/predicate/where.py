@@ -14,13 +14,12 @@ from masks import runs as rl
 from masks.checks import argument_places, flag, integer
 from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf, aligned
+from masks.looks import Copies, Squares, classify
 from masks.predicate.alike import BlockSignature, combine, moves_of, tables_of
 from masks.predicate.bounds import Bounds, check_known, check_size
 from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, atom, lift
 from masks.predicate.table import Table
-from masks.quadtree import Squares, classify
 from masks.registry import canonical, pattern
-from masks.repeats import Copies
 from masks.runs import Bools, Codes, Grid, Ints, Runs, expand, quotient
 from masks.types import Moves, Placed
 

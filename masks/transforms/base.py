@@ -3,21 +3,29 @@
 from dataclasses import dataclass
 from typing import dataclass_transform
 
-from masks.algebra import Mask, Transform, inherit
+from masks.algebra import Mask, inherit
 from masks.leaves.leaf import place_own
+from masks.registry import Keyed
 from masks.runs import Grid
 from masks.types import Placed, Repeats
 
 
 @dataclass_transform(eq_default=False, frozen_default=True)
-class Placing(Transform):
-    """A transform with `place`. A subclass is made a frozen dataclass."""
+class Transform(Keyed):
+    """The right side of `mask >> transform`: an immutable function from masks to masks.
+
+    A subclass is made a frozen dataclass. Its canonical text `key` is given to it by the function
+    with `@masks.transform()`.
+    """
+
+    kind: str
+    spelled: bool = True
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, repr=False, eq=False)(cls)
 
-    def __call__(self, mask: Mask) -> Mask:
-        return Transformed(mask, self)
+    def __rrshift__(self, mask: Mask) -> Mask:
+        return Transformed(mask, self) if isinstance(mask, Mask) else NotImplemented
 
     def place(self, part: Mask, grid: Grid) -> Placed:
         """`part >> self` on a grid with its own extents."""
@@ -37,10 +45,10 @@ class Transformed(Mask):
     """`part >> transform`."""
 
     part: Mask
-    transform: Placing
+    transform: Transform
     binding = 2
 
-    def __init__(self, part: Mask, transform: Placing):
+    def __init__(self, part: Mask, transform: Transform):
         word = f"({part.key})" if part.binding < self.binding else part.key
         object.__setattr__(self, "part", part)
         object.__setattr__(self, "transform", transform)

@@ -13,7 +13,7 @@ from masks.leaves.geometry import interval_runs
 from masks.patterns.documents import FAR, Rows, cover, documents, flat, read_both
 from masks.registry import canonical, transform
 from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
-from masks.transforms.base import Placing
+from masks.transforms.base import Transform
 from masks.types import Moves, Placed, Repeats
 
 __all__ = ["packed", "shift"]
@@ -40,7 +40,7 @@ def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
     return canonical(Pack(rows, key_rows), lengths=flat(rows), key_lengths=other)
 
 
-class Pack(Placing):
+class Pack(Transform):
     lengths: Rows
     key_lengths: Rows
 
@@ -97,7 +97,7 @@ def shift(q: int, k: int | None = None) -> "Shift":
     return canonical(Shift(q, k), k=None if k == q else k)
 
 
-class Shift(Placing):
+class Shift(Transform):
     q: int
     k: int
 

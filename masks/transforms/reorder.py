@@ -17,7 +17,7 @@ from masks.leaves.geometry import row_numbers
 from masks.leaves.leaf import by_code, place_own
 from masks.registry import canonical, transform
 from masks.runs import Bools, Grid, Ints, Runs, distinct, expand, quotient
-from masks.transforms.base import Placing
+from masks.transforms.base import Transform
 from masks.types import Moves, Placed
 
 __all__ = ["hilbert", "morton", "permuted", "tiled"]
@@ -103,7 +103,7 @@ def permuted(order: ArrayLike, *, side: str = "both") -> "Reorder":
     return Reorder(choice("side", side, SIDES), given_order, (data,))
 
 
-class Reorder(Placing):
+class Reorder(Transform):
     """Token order(n)[i] of the old sequence comes to place i of the new one.
 
     Attributes:
@@ -381,12 +381,7 @@ def _in_two(boxes: Ints, major: Ints) -> Ints:
     begin, corner, a, b = boxes[:, :1], boxes[:, 1:3], boxes[:, 3:5], boxes[:, 5:7]
     near = np.sign(a) * _half(major)[:, None]
     area = (abs(near).sum(1) * abs(b).sum(1))[:, None]
-    return np.concatenate(
-        [
-            np.concatenate([begin, corner, near, b], axis=1),
-            np.concatenate([begin + area, corner + near, a - near, b], axis=1),
-        ]
-    )
+    return _rows((begin, corner, near, b), (begin + area, corner + near, a - near, b))
 
 
 def _in_three(boxes: Ints, major: Ints, minor: Ints) -> Ints:
@@ -396,10 +391,12 @@ def _in_three(boxes: Ints, major: Ints, minor: Ints) -> Ints:
     first = (abs(left).sum(1) * abs(near).sum(1))[:, None]
     second = first + (major * abs(b - near).sum(1))[:, None]
     end = corner + a - np.sign(a) + near - np.sign(b)
-    return np.concatenate(
-        [
-            np.concatenate([begin, corner, near, left], axis=1),
-            np.concatenate([begin + first, corner + near, a, b - near], axis=1),
-            np.concatenate([begin + second, end, -near, left - a], axis=1),
-        ]
+    return _rows(
+        (begin, corner, near, left),
+        (begin + first, corner + near, a, b - near),
+        (begin + second, end, -near, left - a),
     )
+
+
+def _rows(*boxes: tuple[Ints, ...]) -> Ints:
+    return np.concatenate([np.concatenate(columns, axis=1) for columns in boxes])

@@ -12,7 +12,7 @@ from masks.leaves.token_blocks import Cells
 from masks.registry import canonical, transform
 from masks.runs import Bools, Codes, Grid, Ints, Runs
 from masks.tiles import PAIRS_AT_ONCE
-from masks.transforms.base import Placing
+from masks.transforms.base import Transform
 from masks.types import Placed, Repeats
 
 __all__ = ["snap"]
@@ -37,7 +37,7 @@ def snap(block: int | tuple[int, int], how: str = "outward") -> "Snap":
     return canonical(Snap(q, k, how), block=q if q == k else (q, k))
 
 
-class Snap(Placing):
+class Snap(Transform):
     q: int
     k: int
     how: str

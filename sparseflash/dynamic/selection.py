@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks.algebra import Mask
-from masks.arrays import layout_extents
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import integer
 from masks.runs import Grid
+from masks.take import layout_extents
 from masks.tiles import Tiles, assemble
 from sparseflash.cache import cached
 

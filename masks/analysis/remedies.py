@@ -1,11 +1,17 @@
-"""Orders of the tokens in which a mask computes fewer blocks, as expressions to paste."""
+"""Remedies that compute fewer blocks: smaller blocks, and orders of the tokens to paste."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from masks.analysis.segments import Segments, area
+from masks.analysis.stats import Stats, percent
+from masks.registry import TRANSFORMS
 from masks.runs import Bools, Ints
 from masks.types import Mask
+
+SMALLER = (64, 32, 16)  # blocks to try against waste,
+AT_MOST = 1 << 16  # up to so many tokens
 
 TOKENS = 4096  # that an order is tried with, at most
 CELLS = 1 << 27  # pairs of all slices, at most
@@ -20,6 +26,43 @@ class Found(NamedTuple):
     share: float  # pairs in computed blocks / all pairs
     before: float  # the same without the order
     tokens: int  # at which both were counted
+
+
+def less_waste(mask: Mask, found: Stats, heads: int | None) -> str:
+    """Return what was built and found to compute much less, in words."""
+    said: list[str] = []
+    if found.n_q > AT_MOST:
+        return "Try smaller blocks, or reorder the tokens."
+
+    def computed(mask: Mask, block_size: int | tuple[int, int]) -> float:
+        segments = Segments.of(mask.build(found.n_q, found.n_k, block_size, heads=heads))
+        return area(segments) / (found.slices * found.n_q * found.n_k)
+
+    if canvas := _canvas(mask):
+        curve = TRANSFORMS["hilbert" if len(canvas) == 2 else "morton"].function(canvas)
+        share = computed(mask >> curve, found.block_size)
+        order = Found(f"masks.{curve}", share, found.flop_density, found.n_q)
+    else:
+        order = best_order(mask, found.n_q, found.block_size, heads)
+    if order and order.share < order.before / 1.5:
+        at = f" at {order.tokens} tokens" if order.tokens < found.n_q else ""
+        shares = f"{percent(order.share)} of all pairs{at}, not {percent(order.before)}"
+        said.append(f"mask >> {order.text} computes {shares}.")
+    for size in (size for size in SMALLER if size < max(found.block_size)):
+        share = computed(mask, size)
+        if share < found.flop_density / 2:
+            shares = f"{percent(share)} of all pairs, not {percent(found.flop_density)}"
+            said.append(f"Blocks of {size} x {size} compute {shares}.")
+            break
+    return " ".join(said) or "Reorder the tokens so that those that see each other are neighbours."
+
+
+def _canvas(mask: Mask) -> tuple[int, ...]:
+    """Return the extents of the first pattern on an image or a video in its own order, or ()."""
+    if mask.kind in TRANSFORMS:  # reordered already, or not all of the tokens
+        return ()
+    own = getattr(mask, "arguments", {}).get("canvas", ())
+    return own if len(own) > 1 else next(filter(None, map(_canvas, mask.parts)), ())
 
 
 def best_order(
