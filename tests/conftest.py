@@ -90,3 +90,11 @@ def own_patterns():
     PATTERNS.clear()
     PATTERNS.update(before)
     clear_cache()
+
+
+@pytest.fixture
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every `build` of a mask builds."""
+    from masks.build import Cache
+
+    monkeypatch.setattr("masks.build.cache", Cache(max_items=1, max_bytes=1))

@@ -11,7 +11,7 @@ import pytest
 import masks
 from masks import Mask
 from masks.spec import find
-from tests.masks.cases import composition
+from tests.masks.helpers import composition
 from tests.notes import note
 
 N_Q, N_K, BLOCK = 150, 133, (32, 48)

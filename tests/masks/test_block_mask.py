@@ -1,4 +1,4 @@
-"""BlockMask: lists, files, identity, what it refuses; crops and larger blocks."""
+"""BlockMask: lists, files, identity, what it refuses."""
 
 import dataclasses
 import pickle
@@ -11,8 +11,7 @@ import pytest
 import masks
 from masks import BlockLists, BlockMask
 from tests.full_disk import full_disk
-from tests.masks.brute import check
-from tests.masks.cases import any_blocks
+from tests.masks.helpers import any_blocks
 from tests.notes import note
 
 
@@ -188,40 +187,3 @@ def test_one_wrong_byte_is_refused_or_does_not_count(tmp_path: Path):
             assert "mask.npz" in str(error)
             refused += 1
     assert refused > 20
-
-
-def check_crop_and_coarsen_anything(seed: int):
-    rng = random.Random(seed)
-    blocks = any_blocks(rng)
-    dense, mask = blocks.to_dense(), masks.dense()  # of which `check` says the name
-    for _ in range(3):
-        n_q, n_k = rng.randint(1, blocks.n_q), rng.randint(1, blocks.n_k)
-        check(mask, blocks.crop(n_q, n_k), dense[:, :, :n_q, :n_k])
-    block_q, block_k = (size * rng.randint(1, 256 // size) for size in blocks.block_size)
-    coarse = blocks.coarsen((block_q, block_k))
-    check(mask, coarse, dense)
-    assert coarse.block_size == (block_q, block_k)
-
-
-def test_crop_and_coarsen_anything():
-    for seed in range(60):
-        with note(seed):
-            check_crop_and_coarsen_anything(seed)
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [masks.causal(), masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)],
-    ids=str,
-)
-def test_crops_of_a_million_tokens(mask: masks.Mask):
-    blocks = mask.build(1 << 20)
-    assert blocks.crop(777_777) == mask.build(777_777)
-    assert blocks.coarsen(256) == mask.build(1 << 20, block_size=256)
-
-
-def test_the_cut_block_of_equal_partial_ones():
-    """One, two and three blocks of a run are left, of which the last one is cut."""
-    mask = masks.where(lambda q, k: k % 2 == 0)
-    for n_k in (20, 40, 50, 90):
-        assert mask.build(96, block_size=32).crop(40, n_k) == mask.build(40, n_k, 32)

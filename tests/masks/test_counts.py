@@ -7,13 +7,7 @@ from tests.masks.helpers import B, dense, kinds, mask_of, rows
 
 # Pairs of tokens, for so many queries and keys (or n of both).
 PAIRS = """
-dilated(65, 16)  =>  200  =>  200*(2*4 + 1) - 16*4*5
-diagonals((0, 7, -3, 1000))  =>  50  =>  50 + 43 + 47
-log_sparse(64)  =>  64  =>  667
-strided(32)  =>  1024  =>  48144
-fixed(128, 8)  =>  1024  =>  94720
 prefix_lm(500)  =>  100  =>  100*100
-global_at((3, 64, 65, 99, 1000))  =>  100  =>  4*(2*100 - 4)
 tri_shape(4, 32, 10)  =>  150  =>  150*32 - 32*31/2 + 118*4 - 4*3/2 + 10*114 - 10*9/2
 documents((5, 0, 70, 1, 100)) & causal()  =>  176  =>  5*6/2 + 70*71/2 + 1 + 100*101/2
 documents((4, 9, 0, 30), (50, 0, 7, 3))  =>  43, 60  =>  4*50 + 30*3
@@ -22,16 +16,13 @@ cells((5, 0, 70, 1, 100), ((4,), (), (2,), (0, 1), (0, 2)))
     =>  176  =>  5*105 + 70*70 + 6 + 100*175
 cells((2, 3, 4), scipy.sparse.csr_array([[0, 1, 0], [0, 0, 0], [1, 0, 1]]))
     =>  9  =>  2*5 + 3*3 + 4*6
-block_diagonal(50, 20)  =>  120  =>  30*30 + 50*50 + 40*40
 block_diffusion(50)  =>  240  =>  (50*50*2 + 20*20) + 50*50 + 20*100 + (50*50*3 + 20*120)
 prefix_tree((0, 30, 35, 105), (205, 35, 105, 205))
     =>  205  =>  30*31/2 + 30*175 + 5*6/2 + 70*71/2 + 100*101/2
 hstu((60, 100), (0, 30), context=10)
     =>  160  =>  60*61/2 + 600 - 10*11/2 + 70*71/2 + 700 - 10*11/2 + 30*71
 hstu(100, 20, window=5, full=3)  =>  100  =>  77*6 - 5*6/2 + 78 + 79 + 80 + 20*81
-frame_causal(5, 4, chunk=2)  =>  60  =>  10*10 + 10*20*5
 radial(8)  =>  16*8  =>  8*8*(16 + 30) + (14 + 13)*2*(8*7 - 12) + (12 + 11 + 10 + 9)*2*22 + 36*2*8
-longnet(64, 8, 7)  =>  256  =>  256*64/8**2
 local_2d((3, 4, 5), 1)  =>  60  =>  (3*3 - 2)*(3*4 - 2)*(3*5 - 2)
 axial((3, 4, 5))  =>  60  =>  60*(3 + 4 + 5 - 2)
 neighborhood((20, 4), (5, 2), dilation=(3, 1), causal=(True, False))
@@ -88,7 +79,6 @@ neighborhood((1024, 1024), 33) >> tiled((1024, 1024), (8, 16))
 neighborhood((1024, 1024), 33) >> hilbert((1024, 1024))  =>  1 << 20, 128  =>  22252, 112300, 156
 sliding_tiles((24, 24), 4, 3) >> tiled((24, 24), 4)  =>  24**2, 16  =>  36*9, 0, 0
 sliding_tiles((8, 12, 16), 4, (1, 3, 2)) >> tiled((8, 12, 16), 4)  =>  1536, 64  =>  24*6, 0, 0
-local_2d((6, 9), 10**6, norm='euclidean')  =>  54, 16  =>  16, 0, 0
 """
 
 # The same at so many queries and keys (or n of both).
@@ -133,16 +123,46 @@ local_2d((18, 20), 3)
 axial((18, 20))  =>  where(lambda q, k: (q // 20 == k // 20) | (q % 20 == k % 20))  =>  360
 """
 
-# The definitions of others, with n_q and n_k: sliding_window_overlay(64) of transformers, causal
-# and bidirectional; generate_sliding_window(64) of attention-gym; and FlashAttention's
-# window_size=(70, 20) and causal, with both ends included and the last query at the last key.
+# The definitions in other words, with n_q and n_k. Those of others come first:
+# sliding_window_overlay(64) of transformers, causal and bidirectional;
+# generate_sliding_window(64) of attention-gym; and FlashAttention's window_size=(70, 20) and
+# causal, with both ends included and the last query at the last key.
 FORMULAS = """
 sliding(64)  =>  (k > q - 64) & (k <= q)
 local(64)  =>  abs(q - k) <= 64
 sliding(64 + 1)  =>  (q >= k) & (q - k <= 64)
 local(70, 20, align='bottom_right')  =>  (k >= q + n_k - n_q - 70) & (k <= q + n_k - n_q + 20)
 causal(align='bottom_right')  =>  k <= q + n_k - n_q
+causal()  =>  k <= q
+dense()  =>  k >= 0
+sinks(37)  =>  np.isin(k, range(37))
+keys_at((3, 64, 1000))  =>  (k == 3) | (k == 64)
+global_rows(37)  =>  np.isin(q, range(37))
+global_tokens(37)  =>  np.isin(q, range(37)) | np.isin(k, range(37))
+global_at((3, 64, 1000))  =>  np.isin(q, [3, 64]) | (k == 3) | (k == 64)
+last_rows(37)  =>  n_q - q <= 37
+dilated(40, 16)  =>  np.isin(q - k, [-32, -16, 0, 16, 32])
+dilated(40, 20, align='bottom_right')  =>  np.isin(q + n_k - n_q - k, [-40, -20, 0, 20, 40])
+diagonals((0, 7, -3))  =>  (q == k) | (q == k + 7) | (k == q + 3)
+diagonals((0, 7), align='bottom_right')  =>  (k == q + n_k - n_q) | (k == q + n_k - n_q - 7)
+power_of_two()  =>  np.isin(abs(q - k), [0, 1, 2, 4, 8, 16, 32, 64, 128, 256])
+power_of_two(24)  =>  np.isin(abs(q // 24 - k // 24), [0, 1, 2, 4, 8, 16])
+log_sparse()  =>  np.isin(q - k, [0, 1, 2, 4, 8, 16, 32, 64, 128, 256])
+strided(24)  =>  np.isin(q - k, range(24)) | np.isin(q - k, range(0, 1000, 24))
+strided(24, align='bottom_right')
+    =>  np.isin(q + n_k - n_q - k, range(24)) | np.isin(q + n_k - n_q - k, range(0, 1000, 24))
+fixed(24, 5)  =>  (k <= q) & ((q // 24 == k // 24) | np.isin(k % 24, [19, 20, 21, 22, 23]))
+lra_fixed(24, 5)  =>  (k <= q) & ((q // 24 == k // 24) | np.isin(k % 24, [0, 19, 20, 21, 22, 23]))
+block_diagonal(50, 20)
+    =>  np.searchsorted(BREAKS, q, 'right') == np.searchsorted(BREAKS, k, 'right')
+longnet(64, 8, 7)  =>  (q // 64 == k // 64) & (q % 8 == 7) & (k % 8 == 7)
+longnet(50, 8, 3)  =>  (q // 50 == k // 50) & (q % 50 % 8 == 3) & (k % 50 % 8 == 3)
+frame_causal(5, 4, chunk=2)  =>  (k // 10 <= q // 10) & (k // 5 > q // 10 * 2 - 3)
+frame_causal(5, 4, sinks=3)  =>  (k // 5 <= q // 5) & ((k < 15) | (k // 5 > q // 5 - 4))
+block_diffusion(50) >> packed((600,))
+    =>  np.where(k < 300, q // 50 == k // 50, k // 50 - 6 * (q < 300) <= q // 50 - (q < 300))
 """
+BREAKS = range(30, 1000, 50)
 
 
 def lengths(text: str) -> tuple[int, ...]:
@@ -173,4 +193,6 @@ def test_the_same(mask: str, other: str, n: str):
 def test_formulas(mask: str, formula: str):
     for n_q, n_k in ((512, 512), (300, 450), (150, 500)):
         places = {"q": np.arange(n_q)[:, None], "k": np.arange(n_k), "n_q": n_q, "n_k": n_k}
-        assert (dense(mask_of(mask), n_q, n_k) == eval(formula, {"np": np}, places)).all()
+        assert (
+            dense(mask_of(mask), n_q, n_k) == eval(formula, {"np": np, "BREAKS": BREAKS}, places)
+        ).all()

@@ -1,14 +1,12 @@
 """Pictures: true at every zoom, without a display."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import masks
 from masks.draw import shares, tokens
 
-patches = pytest.importorskip("matplotlib.patches")
+pytest.importorskip("matplotlib")
 
 
 @pytest.mark.parametrize(
@@ -51,23 +49,6 @@ def test_zoom_shows_tokens():
     assert legend is not None and "allowed, full block" in legend.get_texts()[0].get_text()
     wide = mask.build(1 << 16).draw(rows=(1000, 60000))  # by blocks again
     assert wide.get_ylim() == (60001, 1000) and wide.get_xlim() == (0, 1 << 16)
-
-
-def test_panels(tmp_path: Path):
-    blocks = (masks.butterfly(128) & masks.causal()).build(8192)
-    ax = blocks.draw(tmp_path / "all.png", panels=True)
-    assert (tmp_path / "all.png").stat().st_size > 1000
-    picture, loads, curve = ax.figure.axes
-    assert picture is ax and len(picture.get_images()) == 1
-    counts = np.bincount(blocks.layout()[0, 0].astype(bool).sum(1))
-    bars = [round(bar.get_height()) for bar in loads.patches if isinstance(bar, patches.Rectangle)]
-    assert bars == counts[1:].tolist()  # from the lightest query block to the busiest
-    assert "never, at any depth" in curve.get_title()
-    share = 100 * np.array(blocks.reach(causal=True).upper)
-    assert np.allclose(curve.lines[0].get_ydata(), share)
-    assert len(masks.local(9).build(100, 60).draw(panels=True).figure.axes) == 2  # no layers
-    with pytest.raises(ValueError, match="ax is given, and panels makes a figure: leave one"):
-        blocks.draw(ax=ax, panels=True)
 
 
 def test_a_thin_diagonal_survives():

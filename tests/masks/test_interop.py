@@ -8,7 +8,7 @@ import pytest
 
 import masks
 from masks import BlockMask, interop
-from tests.masks.cases import any_blocks
+from tests.masks.helpers import any_blocks
 from tests.notes import note
 
 torch = pytest.importorskip("torch")

@@ -6,7 +6,6 @@ import pytest
 import masks
 from experiments.lra.masks import lra_bigbird
 from masks import BlockMask
-from masks.patterns.bands import log_sparse
 from masks.patterns.canvas import neighborhood
 from masks.patterns.documents import documents, documents_from_ids, documents_from_offsets
 from tests.masks.helpers import dense
@@ -48,15 +47,6 @@ def test_tensors_are_arrays_too():
         BlockMask.from_dense(torch.rand(4, 4, requires_grad=True))
 
 
-def test_log_sparse_golden():
-    assert (63 - np.flatnonzero(dense(log_sparse(), 64)[63])).tolist() == [32, 16, 8, 4, 2, 1, 0]
-    copied = dense(log_sparse(64), 64)
-    assert sorted(63 - np.flatnonzero(copied[63])) == [*range(8), 9, 13, 21, 37]
-    assert np.array_equal(copied[:12], np.tri(64, dtype=bool)[:12])
-    restart = dense(log_sparse(64, restart=16), 64)
-    assert not restart[50, 2] and restart[50, 1] and restart[50, 0]  # 2 is an anchor before 3
-
-
 @pytest.mark.parametrize("as_array", [list, tuple, np.array])
 def test_ways_to_give_documents(as_array):
     mask = documents((3, 5, 8))
@@ -84,15 +74,6 @@ def test_formula_of_natten(length: int):
             for i, row in enumerate(dense(neighborhood((length,), kernel, stride=stride), length)):
                 start = natten_start(i, kernel, stride, length)
                 assert np.flatnonzero(row).tolist() == list(range(start, start + kernel))
-
-
-def test_causal_neighborhoods_end_at_the_query():
-    """They begin where the last query of a stride begins."""
-    for kernel, stride in ((1, 1), (5, 1), (5, 3), (6, 6)):
-        rows = dense(neighborhood((16,), kernel, stride=stride, causal=True), 16)
-        for i, row in enumerate(rows):
-            begin = max(min(i // stride * stride + stride, 16) - kernel, 0)
-            assert np.flatnonzero(row).tolist() == list(range(begin, i + 1))
 
 
 def test_lra_bigbird():

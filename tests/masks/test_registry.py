@@ -7,8 +7,7 @@ import pytest
 
 import masks
 from masks.registry import PATTERNS, TRANSFORMS, Entry, Example, canonical
-from tests.masks.brute import brute_dense, check
-from tests.masks.helpers import mask_of
+from tests.masks.helpers import brute_dense, check, mask_of
 from tests.masks.test_build import Checkers
 
 N, NINE = 256, (9, 9)

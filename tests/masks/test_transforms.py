@@ -12,9 +12,15 @@ from masks.transforms import reorder
 from masks.transforms.packed import packed
 from masks.transforms.reorder import hilbert, morton
 from masks.transforms.snap import snap
-from tests.masks.brute import any_grid, brute_dense, check, check_window
-from tests.masks.cases import BLOCKS, composition
-from tests.masks.helpers import dense
+from tests.masks.helpers import (
+    BLOCKS,
+    any_grid,
+    brute_dense,
+    check,
+    check_window,
+    composition,
+    dense,
+)
 from tests.masks.oracles import BATCH, HEADS, VARIED
 from tests.masks.oracles.canvas import SIZES, any_canvas, any_canvas_mask
 from tests.masks.oracles.packed import any_reorder, order_of

@@ -15,7 +15,7 @@ from masks.predicate.table import table
 from masks.predicate.where import where
 from masks.runs import Grid
 from masks.spec import find
-from tests.masks.brute import any_grid, check_window
+from tests.masks.helpers import any_grid, check_window
 from tests.notes import note
 
 DATA = np.random.default_rng(0)

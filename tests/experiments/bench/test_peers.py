@@ -14,7 +14,7 @@ from experiments.bench.peers import cudnn, fa4
 from experiments.bench.peers.fa4 import BlockSparseTensors, to_fa4
 from experiments.bench.providers import find
 from tests.experiments.bench.bench_cases import CASE, CPU
-from tests.masks.cases import any_blocks
+from tests.masks.helpers import any_blocks
 from tests.notes import note
 
 CUDA = torch.device("cuda")

@@ -46,12 +46,11 @@ def test_nothing_is_wrong(mask: Mask, options: tuple):
 # A mask, what `check` is given, and what a problem (!) or a note (-) says.
 SAID = r"""
 butterfly(128) & causal()  =>  128 * 256, layers=12, causal=True
-    =>  ! a query can see at most 19\.9 % of the keys before it, at any depth: like a causal
-    =>  ! like a causal butterfly, a layer only clears bits of the block number
+    =>  ! a query can see at most 19\.9 % of the keys before it, at any depth;
     =>  ! queries 30720-30847 never see keys 128-2047
     =>  ! Add local\(128, 0\): everything is then seen after 13 layers
 (local(0) | keys_at(range(0, 128 * 64, 512))) & causal()  =>  128 * 64, 12, True
-    =>  ! no path leads there
+    =>  ! With causal, a query can see at most [\d.]+ % of the keys before it, at any depth
 (butterfly(128) | local(128)) & causal()  =>  4096, 4
     =>  !^4 layers are not enough: a query has seen [\d.]+ % of the keys before
     =>  ! all of it is seen after 7 layers

@@ -11,7 +11,7 @@ from masks.analysis import layers, segments
 from masks.analysis.reach import reach, reach_of
 from masks.analysis.stats import stats
 from tests.masks.analysis.test_stats import any_mask
-from tests.masks.brute import brute_layout
+from tests.masks.helpers import brute_layout
 from tests.notes import note
 
 BLOCK, N = 16, 4096  # 256 blocks

@@ -11,7 +11,7 @@ from masks import BlockMask
 from masks.analysis import segments as counting
 from masks.analysis.segments import Segments
 from masks.analysis.stats import stats
-from tests.masks.brute import brute_layout
+from tests.masks.helpers import brute_layout
 from tests.notes import note
 
 SPARSE = masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)

@@ -1,8 +1,8 @@
 """The patterns of the property tests, one family a file.
 
-A family says of every pattern and transform which pairs it allows (`@oracle`), in the plainest
-words and independently of the code under test. It also makes
-random masks of its own (`@leaf`). Importing this package imports them all.
+A family says of every pattern and transform that is no rule which pairs it allows (`@oracle`), in
+the plainest words and independently of the code under test. It also makes random masks of its own
+(`@leaf`). Importing this package imports them all.
 """
 
 import importlib
@@ -55,12 +55,6 @@ def positions(n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
 
 def any_align(rng: random.Random) -> str:
     return rng.choice(["top_left", "bottom_right"])
-
-
-def distance(mask: Any, n_q: int, n_k: int) -> np.ndarray:
-    """q - k, with queries counted as the mask says."""
-    q, k = positions(n_q, n_k)
-    return q + (n_k - n_q if mask.arguments["align"] == "bottom_right" else 0) - k
 
 
 def given(mask: Any) -> SimpleNamespace:

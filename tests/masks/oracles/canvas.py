@@ -9,8 +9,6 @@ import numpy as np
 import masks
 from masks import Mask
 from masks.patterns.canvas import (
-    NORMS,
-    Ball,
     Local,
     Neighborhood,
     Radial,
@@ -50,9 +48,7 @@ def any_canvas_mask(rng: random.Random, canvas: tuple[int, ...]) -> Mask:
                 canvas, kernel, dilation=dilation, stride=stride, causal=causal
             )
         case 2:
-            if rng.random() < 0.5:
-                return masks.local_2d(canvas, any_per_axis(rng, extents, 0))
-            return masks.local_2d(canvas, rng.randrange(max(canvas)), norm=rng.choice(NORMS))
+            return masks.local_2d(canvas, any_per_axis(rng, extents, 0))
         case 3:
             tile = any_per_axis(rng, extents)
             tiles = [-(-e // t) for e, t in zip(extents, tile, strict=True)]
@@ -124,35 +120,12 @@ def _(mask: Local, n_q: int, n_k: int, heads: int) -> np.ndarray:
     )
 
 
-@oracle(Ball)
-def _(mask: Ball, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    place = np.array(list(np.ndindex(mask.canvas)))
-    distance = abs(place[:, None] - place[None]).astype(float)
-    if mask.norm == "manhattan":
-        return distance.sum(-1) <= mask.radii[0]
-    return np.sqrt((distance**2).sum(-1)) <= mask.radii[0] + 1e-9
-
-
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     chunk = rng.choice([1, 1, 2, 3])
     window = rng.choice([None, *range(chunk, 8)])
     sinks = rng.randrange(4) if window else 0
     return frame_causal(rng.choice([1, 4, 10, 16, 32]), window, sinks=sinks, chunk=chunk)
-
-
-@oracle("frame_causal")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    """Frame by frame: what is kept for the chunk that is generated is what its frames see."""
-    tokens, chunk = mask.arguments["tokens"], mask.arguments["chunk"]
-    frames = np.arange(max(n_q, n_k) + chunk)
-    seen = np.zeros((len(frames),) * 2, bool)
-    for begin in range(0, max(n_q, n_k), chunk):
-        kept = frames[: begin + chunk]
-        kept = [*kept[: mask.arguments["sinks"]], *kept[-mask.arguments["window"] :]]
-        seen[np.ix_(range(begin, begin + chunk), kept)] = True
-    q, k = np.arange(n_q) // tokens, np.arange(n_k) // tokens
-    return seen[np.ix_(q, k)]
 
 
 @leaf

@@ -1,6 +1,5 @@
 """Bands, everything, arrays, butterflies, rows and columns, and other patterns of the distance."""
 
-import math
 import random
 
 import numpy as np
@@ -8,17 +7,7 @@ import numpy as np
 import masks
 from masks import Mask
 from masks.patterns.array import ArrayMask
-from tests.masks.oracles import (
-    BATCH,
-    HEADS,
-    any_align,
-    distance,
-    given,
-    leaf,
-    oracle,
-    positions,
-    varied,
-)
+from tests.masks.oracles import BATCH, HEADS, any_align, given, leaf, oracle, positions, varied
 
 
 @leaf
@@ -32,17 +21,6 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
             masks.sliding(rng.randrange(1, 150), align=align),
         ]
     )
-
-
-@oracle("causal", "local", "sliding")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    d, arguments = distance(mask, n_q, n_k), mask.arguments
-    if mask.kind == "causal":
-        return d >= 0
-    if mask.kind == "sliding":
-        return (d >= 0) & (d < arguments["window"])
-    left, right = arguments["left"], arguments["right"]
-    return (d <= left) & (-d <= (left if right is None else right))
 
 
 @leaf
@@ -62,11 +40,6 @@ def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.dense()
-
-
-@oracle("dense")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    return np.ones((n_q, n_k), bool)
 
 
 @leaf
@@ -98,20 +71,6 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return make(rng.randrange(80) if make in of_count else tokens(rng))
 
 
-@oracle("sinks", "keys_at", "global_tokens", "global_at", "global_rows")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    """From the arguments of the call: columns, rows or both."""
-    chosen = mask.arguments.get("tokens", range(mask.arguments.get("n", 0)))
-    row = np.array([[q in chosen] for q in range(n_q)])
-    col = np.array([[k in chosen for k in range(n_k)]])
-    return (row & (mask.kind not in ("sinks", "keys_at"))) | (col & (mask.kind != "global_rows"))
-
-
-@oracle("last_rows")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    return positions(n_q, n_k)[0] >= n_q - mask.arguments["n"]
-
-
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     align = any_align(rng)
@@ -132,22 +91,10 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.dilated(extent, step, align=any_align(rng))
 
 
-@oracle("dilated")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    d, called = distance(mask, n_q, n_k), given(mask)
-    return (abs(d) <= called.extent) & (d // called.step * called.step == d)
-
-
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     count = rng.choice([0, 1, 4, 40, 150])
     return masks.diagonals(tuple(rng.sample(range(-170, 170), count)), align=any_align(rng))
-
-
-@oracle("diagonals")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    d = distance(mask, n_q, n_k)
-    return np.any([d == x for x in (*mask.arguments["distances"], 10**6)], axis=0)
 
 
 @leaf
@@ -157,61 +104,10 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.power_of_two(rng.choice([2, 7, 16, 24, 48]))
 
 
-@oracle("power_of_two")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    block = mask.arguments["block"]
-    if block == 1:
-        return is_power_or_zero(distance(mask, n_q, n_k))
-    q, k = positions(n_q, n_k)
-    return is_power_or_zero(q // block - k // block)
-
-
-def is_power_or_zero(d: np.ndarray) -> np.ndarray:
-    allowed = d == 0
-    for t in range(12):
-        allowed |= (d == 2**t) | (d == -(2**t))
-    return allowed
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    window = rng.choice([1, 5, 16, 64, 97, 300])
-    return masks.log_sparse(window, rng.choice([2, 3, 5, 6, 11, 16, 20, 37, 64, 100]))
-
-
-@oracle("log_sparse")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    window = mask.arguments["window"]
-    restart = mask.arguments["restart"] or window
-    return np.array([log_sparse_row(q, window, restart, n_k) for q in range(n_q)])
-
-
-def log_sparse_row(q: int, window: int, restart: int, n_k: int) -> list[bool]:
-    near = math.ceil(math.log2(restart))
-    if q < window // restart * 2 * near:
-        return [k <= q for k in range(n_k)]
-    seen: set[int] = set()
-    for anchor in range(q, -1, -restart):
-        if anchor < near - 1:
-            seen |= set(range(anchor))
-        else:
-            seen |= set(range(anchor - near + 1, anchor + 1))
-            reach = [near - 1 + 2**i for i in range(near)]
-            seen |= {anchor - d for d in reach if d <= restart and d <= anchor}
-    return [k in seen for k in range(n_k)]
-
-
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     stride = rng.choice([1, 2, 7, 16, 24, 50, 64, 200])
     return masks.strided(stride, align=any_align(rng))
-
-
-@oracle("strided")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    d, stride = distance(mask, n_q, n_k), mask.arguments["stride"]
-    multiples = np.isin(d, range(0, 1000, stride))
-    return multiples | ((d >= 0) & (d < stride))
 
 
 @leaf
@@ -224,14 +120,3 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     stride, vertices = rng.choice([8, 16, 24, 50, 64]), rng.choice([1, 2, 4])
     return masks.fixed(stride, rng.randrange(stride // vertices + 1), vertices)
-
-
-@oracle("fixed")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    q, k = positions(n_q, n_k)
-    dense, called = [], given(mask)
-    for head in range(heads if called.vertices > 1 else 1):
-        end = called.stride - head % called.vertices * called.summary
-        group = (k % called.stride < end) & (k % called.stride >= end - called.summary)
-        dense.append((k <= q) & ((q // called.stride == k // called.stride) | group))
-    return np.array(dense)

@@ -1,4 +1,4 @@
-"""Graphs of token blocks: random, BigBird, regular, hubs, and a butterfly of a given size."""
+"""Graphs of token blocks: random, BigBird, regular, and a butterfly of a given size."""
 
 import random
 
@@ -7,12 +7,10 @@ import numpy as np
 from masks import Mask
 from masks.patterns.bigbird import BigBird, bigbird, bigbird_compat, etc_, longformer
 from masks.patterns.graphs import (
-    Hubs,
     RandomBlocks,
     RegularGraph,
     butterfly,
     expander,
-    hubs,
     pixelfly,
     random_blocks,
     random_regular,
@@ -174,7 +172,6 @@ def any_graph(rng: random.Random, **options) -> Mask:
         [
             random_regular(rng.choice([2, 4]), block, seed=seed, **options),
             expander(rng.choice([4, 6]), block, seed=seed, **options),
-            hubs(rng.choice([None, 1, 3, 50]), alpha=0.7, block=block, seed=seed, **options),
         ]
     )
 
@@ -189,73 +186,17 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return any_graph(rng, per_head=True)
 
 
-@oracle(Hubs)
-def _(mask: Hubs, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    blocks = layout(mask, n_q, n_k, heads)
-    rows, n = blocks.shape[1:]
-    for head in range(len(blocks)):
-        graph = np.eye(n, dtype=bool)
-        start = word(mask, head)
-        ranked = sorted(range(n), key=lambda node: mix(start ^ node))
-        for rank, hub in enumerate(ranked[: mask.count], 1):
-            for other in drawn(mix(start ^ hub), max(1, round(n * rank**-mask.alpha)), n):
-                graph[hub, other] = graph[other, hub] = True
-        blocks[head] = graph[np.arange(rows) % n]
-    return tokens(blocks, mask.block, n_q, n_k)
-
-
 @oracle(RegularGraph)
 def _(mask: RegularGraph, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    """From its own graph, of which test_graphs has the first rows, degrees and gaps."""
     blocks = layout(mask, n_q, n_k, heads)
-    rows, n = blocks.shape[1:]
+    n = blocks.shape[2]
     for head in range(len(blocks)):
-        graph = np.ones((n, n), bool)
-        if n > 2 * mask.degree and (n > 10 or mask.gap < 0):
-            graph = regular_graph(mask, word(mask, head), n)
-        blocks[head] = graph[np.arange(rows) % n]
+        graph = np.eye(n, dtype=bool)
+        a, b = mask.edges(head, n)
+        graph[a, b] = graph[b, a] = True
+        blocks[head] = graph[np.arange(blocks.shape[1]) % n]
     return tokens(blocks, mask.block, n_q, n_k)
-
-
-def regular_graph(mask: RegularGraph, start: int, n: int) -> np.ndarray:
-    """(n, n) with loops: the first draw that succeeds and expands."""
-    for attempt in range(100):
-        graph = permutations(mask.degree // 2, mix(start ^ attempt), n)
-        if graph is not None:
-            laplacian = np.diag(graph.sum(1)) - graph.astype(float)
-            if np.linalg.eigvalsh(laplacian)[1] >= mask.gap:
-                return graph | np.eye(n, dtype=bool)
-    raise AssertionError(mask)
-
-
-def permutations(count: int, start: int, n: int) -> np.ndarray | None:
-    graph = np.zeros((n, n), bool)
-
-    def add(a: int, b: int) -> bool:
-        is_new = a != b and not graph[a, b]
-        if is_new:
-            graph[a, b] = graph[b, a] = True
-        return is_new
-
-    for t in range(count):
-        key = mix(start ^ t)
-        image = sorted(range(n), key=lambda node: mix(key ^ node))
-        without = [node for node in range(n) if not add(node, image[node])]
-        for node in without:
-            for step in range(64):
-                other = (mix((mix(key ^ node) + step * GOLDEN) & WRAP) >> 32) * n >> 32
-                if other in without:
-                    continue
-                a, b = image[node], image[other]
-                graph[other, b] = graph[b, other] = False
-                if add(node, b):
-                    if add(other, a):
-                        image[node], image[other] = b, a
-                        break
-                    graph[node, b] = graph[b, node] = False
-                add(other, b)
-            else:
-                return None
-    return graph
 
 
 @leaf

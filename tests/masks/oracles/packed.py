@@ -6,8 +6,7 @@ import numpy as np
 
 import masks
 from masks import Mask
-from masks.algebra import Transform
-from masks.transforms.base import Transformed
+from masks.transforms.base import Transform, Transformed
 from masks.transforms.packed import Pack, Shift, packed, shift
 from masks.transforms.reorder import SIDES, Reorder, hilbert, morton, permuted, tiled
 from masks.transforms.snap import Snap, snap
@@ -96,7 +95,7 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
 
 @oracle(Pack)
 def _(mask: Transformed, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    from tests.masks.brute import brute_dense
+    from tests.masks.helpers import brute_dense
 
     batch = mask.batch or 1
     rows, key_rows = mask.transform.lengths, mask.transform.key_lengths
@@ -115,7 +114,7 @@ def _(mask: Transformed, n_q: int, n_k: int, heads: int) -> np.ndarray:
 
 @oracle(Shift)
 def _(mask: Transformed, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    from tests.masks.brute import brute_dense
+    from tests.masks.helpers import brute_dense
 
     batch, q, k = mask.batch or 1, mask.transform.q, mask.transform.k
     dense = np.zeros((batch, heads, n_q, n_k), bool)
@@ -127,7 +126,7 @@ def _(mask: Transformed, n_q: int, n_k: int, heads: int) -> np.ndarray:
 
 @oracle(Snap)
 def _(mask: Transformed, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    from tests.masks.brute import brute_dense
+    from tests.masks.helpers import brute_dense
 
     dense = brute_dense(mask.part, n_q, n_k, mask.batch or 1, heads).copy()
     q, k = mask.transform.q, mask.transform.k
@@ -181,7 +180,7 @@ def order_of(transform: Reorder) -> list[int]:
 
 @oracle(Reorder)
 def _(mask: Transformed, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    from tests.masks.brute import brute_dense
+    from tests.masks.helpers import brute_dense
 
     # an array leaf may have a batch of its own
     dense = brute_dense(mask.part, n_q, n_k, mask.batch or 1, heads)

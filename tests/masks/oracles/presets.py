@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.lra import masks as lra
 from masks import Mask
-from tests.masks.oracles import given, leaf, oracle, positions, varied
+from tests.masks.oracles import leaf, oracle, varied
 from tests.masks.oracles.graphs import tokens
 
 
@@ -39,15 +39,6 @@ def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     for i in range(chunk.shape[1]):
         column[chunk[:, i]] = i
     return column[:n_q, None] == column[None, :n_k]
-
-
-@oracle("lra_fixed")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    (q, k), called = positions(n_q, n_k), given(mask)
-    first = q // called.stride == k // called.stride
-    remainder = k % called.stride
-    second = (remainder == 0) | (remainder >= called.stride - called.summary)
-    return (k <= q) & (first | second)
 
 
 @oracle("lra_bigbird")

@@ -6,7 +6,7 @@ import numpy as np
 
 import masks
 from masks import Mask, hstu, prefix_tree
-from tests.masks.oracles import BATCH, HEADS, given, leaf, oracle, positions, varied
+from tests.masks.oracles import BATCH, HEADS, leaf, oracle, varied
 
 
 @leaf
@@ -20,28 +20,11 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return masks.block_causal(rng.choice([1, 5, 16, 24, 70]))
 
 
-@oracle("block_diagonal")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    (q, k), called = positions(n_q, n_k), given(mask)
-    return (q + called.offset) // called.size == (k + called.offset) // called.size
-
-
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     mask = masks.block_diffusion(rng.choice([1, 3, 4, 16, 24, 50, 1000]))
     n = max(n_q, n_k) + max(n_q, n_k) % 2  # it has two halves: a packed document of even length
     return mask if n == n_q == n_k else mask >> masks.packed((n,))
-
-
-@oracle("block_diffusion")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    """The paper's four quarters, each a matrix of token blocks: [[M_BD, M_OBC], [0, M_BC]]."""
-    half, size = n_q // 2, mask.arguments["size"]
-    count = -(-half // size)
-    own, causal = np.eye(count, dtype=bool), np.tri(count, dtype=bool)
-    tokens = np.ones((size, size), bool)
-    quarters = [[own, causal & ~own], [np.zeros_like(own), causal]]
-    return np.block([[np.kron(part, tokens)[:half, :half] for part in row] for row in quarters])
 
 
 @leaf
@@ -54,15 +37,6 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     ratio = rng.choice([2, HEADS])
     return masks.longnet(rng.choice([5, 16, 50, 64]), ratio, rng.randrange(ratio), per_head=True)
-
-
-@oracle("longnet")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    q, k = positions(n_q, n_k)
-    w, r, first = (mask.arguments[name] for name in ("segment", "ratio", "offset"))
-    chosen = [(first + h * mask.arguments["per_head"]) % r for h in range(heads)]
-    same = q // w == k // w
-    return np.stack([same & (q % w % r == c) & (k % w % r == c) for c in chosen])
 
 
 def any_lengths(rng: random.Random, n: int) -> list[int]:

@@ -8,9 +8,9 @@ import numpy as np
 import masks
 from masks import Mask
 from masks.predicate.table import table
-from masks.predicate.where import Predicate, where
+from masks.predicate.where import where
 from masks.structure import Heads
-from tests.masks.oracles import HEADS, LEAVES, leaf, oracle, positions, varied
+from tests.masks.oracles import HEADS, LEAVES, leaf, oracle, varied
 
 IDS = table(np.cumsum(np.random.default_rng(0).random(1000) < 0.04))
 RULES = {
@@ -51,14 +51,6 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     return where(Rule(name, rng.randrange(1, 60), rng.randrange(1, 40)), per_head=True)
 
 
-@oracle(Predicate)
-def _(mask: Predicate, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    q, k = positions(n_q, n_k)
-    if not mask.per_head:
-        return np.broadcast_to(mask.fn(q, k), (n_q, n_k))
-    return np.stack([np.broadcast_to(mask.fn(h, q, k), (n_q, n_k)) for h in range(heads)])
-
-
 @varied
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     count = rng.choice([1, 2, HEADS])
@@ -73,7 +65,7 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
 
 @oracle(Heads)
 def _(mask: Heads, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    from tests.masks.brute import brute_dense
+    from tests.masks.helpers import brute_dense
 
     parts = [brute_dense(part, n_q, n_k, 1, heads)[0] for part in mask.parts]
     return np.stack([parts[h % len(parts)][h] for h in range(heads)])
