@@ -11,7 +11,7 @@ from masks.checks import flag, integer
 from masks.leaves.geometry import by_pairs, rectangle_runs
 from masks.leaves.leaf import ByLength, Leaf
 from masks.patterns.bands import causal
-from masks.patterns.documents import cover, read_lengths
+from masks.patterns.documents import cover, flat, read_lengths
 from masks.predicate.where import Rule
 from masks.registry import canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs, distinct, quotient
@@ -157,13 +157,14 @@ def cells(sizes: Any, neighbours: Any) -> Mask:
     rows = read_lengths("sizes", sizes)
     if len(rows) > 1:
         raise ValueError(f"sizes has {len(rows)} lists: give one number for every cell")
-    count = len(rows[0])
+    own_sizes = flat(rows)
+    count = len(own_sizes)
     lists = _lists(neighbours, count)
     own = np.arange(count)
     cell = np.append(own, np.repeat(own, [*map(len, lists)]))
     seen = np.append(own, np.fromiter(chain.from_iterable(lists), np.int64, len(cell) - count))
-    mask = Cells(np.append(0, np.cumsum(rows[0])), distinct(cell * count + seen))
-    return canonical(mask, sizes=rows[0], neighbours=lists)  # pyright: ignore
+    mask = Cells(np.append(0, np.cumsum(own_sizes)), distinct(cell * count + seen))
+    return canonical(mask, sizes=own_sizes, neighbours=lists)
 
 
 def _lists(neighbours: Any, count: int) -> tuple[tuple[int, ...], ...]:

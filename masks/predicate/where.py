@@ -216,11 +216,11 @@ class Rule(Leaf):
 
     def _rectangles(self, grid: Grid) -> Runs | None:
         """Codes from a pair of tokens of each kind, where the tables tell them; None if not."""
-        kinds = [self.token_kinds(side, n) for side, n in (("q", grid.n_q), ("k", grid.n_k))]
-        if self.per_head or self.batch or any(numbers is None for numbers in kinds):
+        q_kinds, k_kinds = self.token_kinds("q", grid.n_q), self.token_kinds("k", grid.n_k)
+        if self.per_head or self.batch or q_kinds is None or k_kinds is None:
             return None
-        q, k = (np.flatnonzero(np.diff(x, prepend=x[0] - 1)) for x in kinds)  # where they change
-        _, shown, kind = np.unique(kinds[0][q], return_index=True, return_inverse=True)
+        q, k = (np.flatnonzero(np.diff(x, prepend=x[0] - 1)) for x in (q_kinds, k_kinds))
+        _, shown, kind = np.unique(q_kinds[q], return_index=True, return_inverse=True)
         if len(shown) * len(k) > PAIRS_OF_KINDS:
             return None
         step, found, zero = max(1, (1 << 20) // len(k)), [], np.zeros((1, 1, 1), np.int64)
