@@ -246,9 +246,10 @@ class Layer:
 
     def no_saving(self) -> str:
         every, few = self.every_block
-        return few and f"{every}, though {self._share} of the computed pairs are allowed. " + (
-            less_waste(self.mask, self.stats, self.heads)
-        )
+        if not few:
+            return ""
+        remedy = less_waste(self.mask, self.stats, self.heads)
+        return f"{every}, though {self._share} of the computed pairs are allowed. {remedy}"
 
     def dense(self) -> str:
         every, few = self.every_block
@@ -354,8 +355,7 @@ class Model:
                 f"{start} can see {only}{found.share()}, at any depth; {found.most_blind}. "
                 f"{self._remedy()}"
             ).rstrip()
-        late = layers is not None and (found.at_least is None or found.at_least > layers)
-        if late:
+        if layers is not None and (found.at_least is None or found.at_least > layers):
             whole = "" if found.at_least is None else f"; all of it is seen {found.depth}"
             return "!", (
                 f"{count_of(layers, 'layer')} {'is' if layers == 1 else 'are'} not enough: a query "

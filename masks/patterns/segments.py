@@ -1,6 +1,6 @@
 """Segments of equal length, and cells that see their neighbours."""
 
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from operator import index
 from typing import Any
 
@@ -213,3 +213,15 @@ class Cells(Leaf):
 
     def token_kinds(self, side: str, n: int) -> Ints:
         return self._cell(np.arange(n))
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        # Of blocks with one or two cells a side: where they are cut, and which see each other.
+        q = self._cell(grid.q_first[row]), self._cell(grid.q_last[row])
+        k = self._cell(grid.k_first[col]), self._cell(grid.k_last[col])
+        number = np.clip(self.start[q[1]] - grid.q_token(row), 0, grid.block_q)
+        cut = np.clip(self.start[k[1]] - grid.k_token(col), 0, grid.block_k)
+        number = number * (grid.block_k + 1) + cut
+        for i, j in product(q, k):
+            number = number * 2 + self._sees(i, j)
+        few = (q[1] <= q[0] + 1) & (k[1] <= k[0] + 1)
+        return np.where(few, number, -1 - super().signature(grid, s, row, col))
