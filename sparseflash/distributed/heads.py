@@ -78,7 +78,7 @@ def by_heads(
     if cp.inner is None:  # which knows its heads
         places = cp.whole_places(q.device)
         if score is not None:
-            score = places.score(score)
+            score = places.score(score, whole=True)
         if options["dropout_p"]:
             seed = places.keys(seed, len(q))
     sink = None if sink is None else sink[own]

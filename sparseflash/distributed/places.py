@@ -65,8 +65,10 @@ class Places(NamedTuple):
     def tables(self) -> tuple[Tensor, ...]:
         return self.number, self.q, self.k, self.n
 
-    def score(self, score: Bound) -> Bound:
-        """Return the score function of the part."""
+    def score(self, score: Bound, *, whole: bool = False) -> Bound:
+        """Return the score function of the part; whole: it has all tokens in their order."""
+        if whole:
+            return placed(score, _rule(score.key(), len(self.number)), self.tables[:1])
         return placed(score, self.rule(score.key()), self.tables)
 
 
@@ -75,8 +77,10 @@ def _rule(text: str, heads: int, *slices: tuple[int, int]) -> str:
     rule = rule_of(text)
     first = len(rule.kinds)
     b, h = atom("b"), atom("h")
-    new = {"h": load(first, INT, h), "n_q": load(first + 3, INT), "n_k": load(first + 3, INT)}
-    for i, (name, shape) in enumerate(zip("qk", slices, strict=True)):
+    new = {"h": load(first, INT, h)}
+    if slices:
+        new |= dict.fromkeys(("n_q", "n_k"), load(first + 3, INT))
+    for i, (name, shape) in enumerate(zip("qk", slices, strict=False)):
         entry = b if shape[0] > 1 else lift(0)
         slice_ = floor_divide(h, heads // shape[1]) if shape[1] > 1 else lift(0)
         run, rest = (split(atom(name), RUN) for split in (floor_divide, remainder))
@@ -84,15 +88,15 @@ def _rule(text: str, heads: int, *slices: tuple[int, int]) -> str:
     known: dict[Expression, Expression] = {
         node: new[node.op] for node in walk(rule.logits) if node.op in new
     }
-    tables = (Kind(ndim, "int64", False, False) for ndim in (1, 3, 3, 0))
+    dims = (1, 3, 3, 0) if slices else (1,)
+    tables = (Kind(ndim, "int64", False, False) for ndim in dims)
     return text_of(substituted(rule.logits, known), (*rule.kinds, *tables))
 
 
 def runs(blocks: Tensor, size: int) -> Tensor:
     """Return where each 16 tokens of blocks (.., blocks) begin."""
-    return (blocks.unsqueeze(-1) * size + torch.arange(0, size, RUN, device=blocks.device)).flatten(
-        -2
-    )
+    run = torch.arange(0, size, RUN, device=blocks.device)
+    return (blocks.unsqueeze(-1) * size + run).flatten(-2)
 
 
 class PartPlaces(NamedTuple):
@@ -122,9 +126,5 @@ def places_of_part(
         runs(torch.from_numpy(x).to(device), size) for x in (own, far, keys, *come)
     )
     numbers, whole = torch.from_numpy(number).to(device), torch.tensor(n, device=device)
-    return PartPlaces(
-        *(
-            Places(numbers, heads, q, k, whole)
-            for q, k in ((own, keys), (far, fetched), (guests, own))
-        )
-    )
+    parts = (own, keys), (far, fetched), (guests, own)
+    return PartPlaces(*(Places(numbers, heads, q, k, whole) for q, k in parts))
