@@ -443,6 +443,7 @@ def figures(frame: Any) -> dict[str, Figure]:
             model = {count: p[1] for count, p in points.items() if p[1]}
             axes.plot([*model], [*model.values()], color="0.75", lw=0.7, zorder=0)
         axes.set(xscale="log", xlabel="devices", xticks=ranks, xticklabels=ranks)
+        axes.set_ylabel("times one device")
         axes.minorticks_off()
         f.plain_log_axis(axes, 2, "x")
         f.legend(figure, [axes], columns=3, most=9)
