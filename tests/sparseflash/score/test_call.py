@@ -187,7 +187,9 @@ def test_t5_has_the_buckets_of_transformers(bidirectional):
         assert_near(found, dense(q, k, v, q @ k.mT + table[bucket, 0]), 1e-12)
 
 
-BIAS, SLOPES = torch.randn(2, 90), torch.rand(2)
+BIAS, SLOPES, PAIRS = torch.randn(2, 90), torch.rand(2), torch.randn(1, 2, 40, 40)
+DOCUMENT = torch.arange(40) // 9
+PREFIX = torch.tensor([7])
 SCORE_MODS = {
     "identity": lambda s, b, h, q, k: s,
     "relative": lambda s, b, h, q_idx, kv_idx: s + (q_idx - kv_idx),
@@ -201,6 +203,18 @@ SCORE_MODS = {
     "slopes": lambda s, b, h, q, k: s + SLOPES[h] * (k - q),
     "bias": lambda s, b, h, q, k: s + BIAS[h, (k - q).clamp(-10, 10) + 10],
     "heads": lambda s, b, h, q, k: torch.where(h % 2 == 0, s, s * 2 + b),
+    "squared": lambda s, b, h, q, k: s * s,
+    "silu": lambda s, b, h, q, k: s * torch.sigmoid(s),
+    "inverse causal": lambda s, b, h, q, k: torch.where(q <= k, s, -float("inf")),
+    "relative and causal": lambda s, b, h, q, k: torch.where(q >= k, s + (q - k), -float("inf")),
+    "factor of a head": lambda s, b, h, q, k: s * SLOPES[h],
+    "bias of a query": lambda s, b, h, q, k: s + BIAS[b, q],
+    "bias of a pair": lambda s, b, h, q, k: s + PAIRS[b, h, q, k],
+    "documents": lambda s, b, h, q, k: torch.where(DOCUMENT[q] == DOCUMENT[k], s, -float("inf")),
+    "prefix": lambda s, b, h, q, k: torch.where((q >= k) | (k < PREFIX[b]), s, -float("inf")),
+    "neighbours": lambda s, b, h, q, k: torch.where(
+        (abs(q // 8 - k // 8) <= 1) & (abs(q % 8 - k % 8) <= 2), s, -float("inf")
+    ),
 }
 
 
