@@ -248,7 +248,9 @@ class KernelScore:
             if read.node in self.far:
                 first = self.far[read.node]
                 sums = row_sums[first : first + 2].sum(-1, keepdim=True)  # (2, B, H, 1)
-                d = torch.tensor([1 - shape[2], n_k - 1], device=table.device).view(2, 1, 1, 1)
+                # the smallest and the largest, made on the device: a CUDA graph may record this
+                d = torch.arange(2, device=table.device) * (shape[2] + n_k - 2) + 1 - shape[2]
+                d = d.view(2, 1, 1, 1)
                 at = Scored(self.rule, tables, sums, shape[2], n_k, d=d, **numbers)
                 gather(part, at.place(read.table, map(distance_form, read.index)), sums)
             totals[read.table] = part if known is None else known + part

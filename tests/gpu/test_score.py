@@ -157,12 +157,31 @@ class TestHopper:
         check(name, (1, 2, 270, 270), MASKS[3], torch.float16, **more)
 
 
-@pytest.mark.parametrize("name", ["softcap", "alibi", "relative", "pair"])
+@pytest.mark.parametrize("name", ["softcap", "alibi", "pair"])
 @pytest.mark.parametrize("length, mask", [(4500, masks.local(64) | masks.global_tokens(64))])
 def test_split_rows(name, length, mask):
     backends = ("triton", "hopper") if IS_HOPPER else ("triton",)
     more = {"head_dim": widest(name), "backends": backends}
     check(name, (1, 1, length, length), mask, torch.bfloat16, **more)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("backend", ["triton", *["hopper"] * IS_HOPPER])
+def test_far_pairs_take_one_entry(backend, fixed):
+    """Of a table that knows short distances alone; with a gradient, and without."""
+    dtype = torch.float32 if backend == "triton" else torch.bfloat16
+    given = make_qkv(1, 2, 4500, 4500, 64, dtype=dtype, device="cuda", requires_grad=True)
+    mask = masks.sliding(600) | masks.global_tokens(64)
+    found = []
+    for backend_, wide in ((backend, dtype), ("reference", torch.float64)):
+        bias = torch.linspace(-1, 1, 82, device="cuda").view(2, 41).requires_grad_(not fixed)
+        score = sparseflash.score_rules.relative(20)(bias=bias)
+        qkv = [x.detach().to(wide).requires_grad_() for x in given]
+        out = sparseflash.attention(*qkv, mask, score=score, backend=backend_)
+        wanted = qkv if fixed or dtype != torch.float32 else [*qkv, bias]
+        found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
+    for x, y in zip(*found, strict=True):
+        assert (x - y).norm() <= LIMITS[dtype] * y.norm()
 
 
 @pytest.mark.parametrize("name", CASES)

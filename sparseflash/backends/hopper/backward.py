@@ -169,7 +169,7 @@ class Backward:
         dk, dv = self.cols(call, walk.lists[0], dq_sum, saved.terms.tables)
         if self.portable is None:
             dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)
-            return Gradients(dq, dk, dv, dsink)
+            return Gradients(dq, dk, dv, dsink, (None,) * len(saved.terms.tables))
         delta, lse_log2, _ = self.portable.rows(dout, dlse, saved)
         if dq_sum is None:
             dq, sums = self.portable.queries(dout, delta, lse_log2, saved, walk)

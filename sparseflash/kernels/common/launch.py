@@ -65,7 +65,10 @@ class Launch:
         if union & 15:  # Triton compiles another kernel where an address is not a multiple of 16
             misaligned = tuple(i for i, address in enumerate(addresses) if address & 15)
         repeat = self._repeats.get((layout, misaligned))
-        if repeat and repeat.device == torch._C._cuda_getDevice() and not repeat.hooked():
+        # a tensor that had two places is taken for both
+        alike = repeat.alike if repeat else ()
+        fits = not alike or all(addresses[i] == addresses[j] for i, j in alike)
+        if repeat and fits and repeat.device == torch._C._cuda_getDevice() and not repeat.hooked():
             repeat.run(addresses)
             return
         assert tensors[0] is not None
@@ -75,16 +78,16 @@ class Launch:
             everything = (*tensors, *lists) if self._static else tensors
             places = _places((*args, *options.values()), everything)
             compiled = self._kernel[grid](*args, **options, **FUSED)
-            # the interpreter, which takes tensors on a GPU too, has compiled nothing; and if one
-            # tensor has two places, those of a later call may have two
-            given = [id(t) for t in tensors if t is not None]
-            once = len(set(given)) == len(given)
-            if device < 0 or compiled is None or not once or (layout, misaligned) in self._repeats:
+            # the interpreter, which takes tensors on a GPU too, has compiled nothing
+            known = (layout, misaligned) in self._repeats and fits
+            if device < 0 or compiled is None or known:
                 return
             repeat = _repeat(self._kernel, device, compiled, (grid, args, options), places)
             if repeat is not None:
                 fixed = [0 if t is None else t.data_ptr() for t in everything[len(tensors) :]]
-                repeat = repeat.bind(len(tensors), fixed)
+                first = [i if t is None else places[id(t)] for i, t in enumerate(tensors)]
+                alike = [(i, j) for i, j in enumerate(first) if i != j]
+                repeat = repeat.bind(len(tensors), fixed)._replace(alike=alike)
             if len(self._repeats) >= _MAX_REPEATS:
                 self._repeats.clear()
             self._repeats[layout, misaligned] = repeat
@@ -159,6 +162,7 @@ class _Repeat(NamedTuple):
     pointers: list[tuple[int, int]]  # (place among the arguments, number of the tensor)
     maps: list["_Map"]
     tuples: list[slice]  # of arguments that are one, the last first
+    alike: list[tuple[int, int]]  # numbers of tensors that are one
     encode: Any
     runtime: Any  # Triton's knobs
 
@@ -212,7 +216,10 @@ def _places(args: Sequence[Any], tensors: Sequence[Tensor | None]) -> dict[int, 
     """Return the numbers of tensors by their id. An argument that is missing there would go
     stale.
     """
-    numbers = {id(t): i for i, t in enumerate(tensors) if t is not None}
+    numbers: dict[int, int] = {}
+    for i, t in enumerate(tensors):
+        if t is not None:
+            numbers.setdefault(id(t), i)
     for i, arg in enumerate(args):
         for part in arg if isinstance(arg, tuple) else (arg,):
             base = getattr(part, "base", None) if hasattr(part, "block_shape") else part
@@ -284,5 +291,5 @@ def _repeat(
             add(arg)
     grid = *grid, *(1,) * (3 - len(grid))
     runtime = triton.knobs.runtime
-    filled = values, pointers, maps, tuples[::-1]
+    filled = values, pointers, maps, tuples[::-1], []
     return _Repeat(device, launcher, grid, head, listed, *filled, encode, runtime)

@@ -55,6 +55,22 @@ def test_tables_of_more_than_2_31_entries(monkeypatch):
             check(case, "triton", (1, 2, 30, 40), **FLOAT)
 
 
+@pytest.mark.parametrize(
+    "mask", [None, masks.causal(), masks.local(24) | masks.global_tokens(40), SCATTERED]
+)
+def test_far_pairs_take_one_entry(mask):
+    """Of tables that know short distances alone."""
+    rules = sparseflash.score_rules
+    for rule, shape in ((rules.relative(20), (2, 41)), (rules.t5(8, 32), (8, 2))):
+        q, k, v = make_qkv(1, 2, 420, 420, 16, requires_grad=True)
+        bias, found = torch.randn(shape, requires_grad=True), []
+        for backend in ("triton", "reference"):
+            out = sparseflash.attention(q, k, v, mask, score=rule(bias=bias), backend=backend)
+            found.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v, bias))])
+        for x, y in zip(*found, strict=True):
+            assert (x - y).norm() <= 3e-5 * y.norm()
+
+
 def log_weights(s, h, q, k, w):
     return s + torch.log(w[q, k]) - 1 / w[k, q]
 
