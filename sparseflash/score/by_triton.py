@@ -121,7 +121,7 @@ class KernelScore:
     @cached_property
     def bands(self) -> Any:
         """The function (values of `near`) of a vector of distances d, in place of a tile."""
-        self.score, self.slope  # noqa: B018
+        _ = self.score, self.slope  # which name what is kept
         write = _Writer(self, lines=[])
         values = [write(distance_form(node)) for node in self.near]
         return _function(write, "b, h, d, n_q, n_k, args", f"({_listed(values)})")

@@ -1,4 +1,4 @@
-"""Sinks and soft-capping on a GPU, against the float64 oracle."""
+"""Sinks, soft-capping and the largest logits on a GPU, against the float64 oracle."""
 
 import math
 from dataclasses import replace
@@ -12,9 +12,10 @@ from sparseflash import score_rules
 from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
 from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
+from sparseflash.testing import logits, relative_error
 from tests import capping_cases
 from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, build, check, draw, random_case
-from tests.gpu_calls import GPU, MASK, SAME_BITS, inputs, pairwise
+from tests.gpu_calls import GPU, MASK, SAME_BITS, captured, inputs, pairwise
 from tests.problems import problem_of
 
 pytestmark = GPU
@@ -170,3 +171,66 @@ def test_softcap_of_scores_of_both_kinds(softcap, dtype):
     for got, want in pairs:
         error = (got.float() - want).norm() / want.norm()
         assert error < 8 * torch.finfo(dtype).eps, error
+
+
+# the largest logit of each query
+
+
+def attend(*args, **options):
+    return sparseflash.attention(*args, return_max_scores=True, **options)
+
+
+def wanted(q, k, mask, **options):
+    dense = torch.from_numpy(mask.build(q.shape[2], k.shape[2]).to_dense()).to(q.device)
+    return logits(q.detach(), k.detach(), dense, **options).amax(-1)
+
+
+@pairwise(
+    {
+        "name": PARTS,
+        "head_dim": [64, 128, 256],
+        "sink": [False, True],
+    }
+)
+def test_maxima_rows_in_parts(name, head_dim, sink, backend):
+    """The kernel that merges the parts takes the largest of theirs."""
+    options = {"dtype": torch.bfloat16, "sink": sink, "max_scores": True}
+    case = replace(PARTS[name], head_dim=head_dim, **options)
+    assert parts(case, "cuda") > 0  # the case is about them
+    check(case, backend, "cuda")
+
+
+@pairwise(
+    {
+        "mask": [HOLE, masks.heads(HOLE, NONE), NONE],
+        "head_dim, width": [(32, 32), (128, 128), (64, 128), (192, 128)],
+        "block": [(128, 128), (64, 64), (16, 32)],
+        "sink": [False, True],
+    }
+)
+def test_maxima_rows_with_nothing(mask, head_dim, width, block, sink, backend):
+    """In whole tiles of them, and beside rows that attend to something."""
+    options = {"mask": mask, "block_size": block, "sink": sink, "max_scores": True}
+    check(Case(1000, 1000, head_dim, torch.float16, v_head_dim=width, **options), backend, "cuda")
+
+
+@pairwise(
+    {
+        "mask": [None, masks.causal(align="bottom_right")],
+        "dropout_p": [0.0, 0.3],
+        "n_q, n_k": [(1000, 1000), (1, 700), (130, 2000)],
+        "dtype": LOW,
+    }
+)
+def test_maxima_grouped_heads_dropout_and_other_lengths(mask, dropout_p, n_q, n_k, dtype, backend):
+    options = {"batch": 2, "heads": 6, "kv_heads": 2, "mask": mask, "dropout_p": dropout_p}
+    check(Case(n_q, n_k, 64, dtype, max_scores=True, **options), backend, "cuda")
+
+
+def test_maxima_cuda_graphs(backend):
+    q, k, v = inputs(requires_grad=False)
+    graph, (_, maxima) = captured(lambda: attend(q, k, v, MASK, backend=backend))
+    for factor in (-1.0, 3.0):
+        q.mul_(factor)
+        graph.replay()
+        assert relative_error(maxima, wanted(q, k, MASK)) < 1e-5
