@@ -48,8 +48,8 @@ def operator_arguments(backend, mask, dropout_p, layout="contiguous", **options)
     qkv = [LAYOUTS[layout](t) for t in small(requires_grad=False, **options)]
     seed = torch.tensor([3]) if dropout_p else None
     key = "" if mask is None else mask.key
-    options = None, dropout_p, False, backend, 0.0, False, "", False
-    return *qkv, key, None, None, seed, *[None] * 4, *options
+    options = None, dropout_p, False, backend, "", False, False
+    return *qkv, key, None, None, seed, None, None, *options
 
 
 CALLS = [  # mask, dropout_p, layout, head dim of v
