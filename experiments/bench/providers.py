@@ -124,7 +124,13 @@ class Flex(Provider):
             elif case.causal:
                 block_mask.mask_mod = lambda b, h, q, k: q >= k
         options: Any = {"block_mask": block_mask, "enable_gqa": case.heads != case.kv_heads}
-        return lambda q, k, v: compiled(q, k, v, **options, **more)
+
+        def attend(*qkv: Any) -> Any:
+            if device.type == "cpu":  # it refuses inputs that need gradients, under no_grad as well
+                qkv = tuple(t.detach() for t in qkv)
+            return compiled(*qkv, **options, **more)
+
+        return attend
 
 
 # In the order of tables. Colours are Okabe and Ito's, which the colour-blind can tell apart.

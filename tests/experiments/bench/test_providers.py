@@ -46,7 +46,9 @@ def test_ours_get_the_blocks_and_the_layout_of_the_case(name, deterministic, lay
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_gets_the_same_mask(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    q, k, v = make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=torch.float32, device=CPU)
+    q, k, v = make_qkv(  # with gradients, as steps have them
+        2, 4, 200, 200, 16, kv_heads=2, dtype=torch.float32, device=CPU, requires_grad=True
+    )  # fmt: skip
     out = providers.find("flex").prepare(CASE, CPU)(q, k, v)
     torch.testing.assert_close(out, exact(CASE)(q, k, v), rtol=1e-5, atol=1e-5)
     # Whole blocks have nothing to look up.
