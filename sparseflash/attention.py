@@ -9,7 +9,7 @@ from torch import Tensor
 from masks import BlockMask, Mask
 from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS
 from sparseflash.backends.registry import reasons
-from sparseflash.checks import check_tensors, is_empty, seed_tensor
+from sparseflash.checks import check_table, check_tensors, is_empty, seed_tensor
 from sparseflash.distributed.plan import ContextParallel
 from sparseflash.dropout import is_table
 from sparseflash.dynamic.lengths import (
@@ -157,6 +157,7 @@ def attention(
         return_lse=return_lse,
     )  # fmt: skip
     if is_table(seed):
+        check_table(seed, q, k)
         options = options._replace(keyed=True)
     special = isinstance(mask, Picks | ContextParallel)
     if special or lengths is not None or starts is not None or type(q) is not Tensor:
@@ -236,7 +237,9 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
     if request.mask is not None:  # raises where it does not fit
         schedule_for(request.mask, *extents_of(q, k), problem.device, kv_heads=k.shape[1])
     if dropout_p:
-        seed_tensor(call.get("seed"), problem.device)
+        seed = seed_tensor(call.get("seed"), problem.device)
+        if is_table(seed):
+            check_table(seed, q, k)
     term_tensors(call.get("sink"), score, q, k, v)
     for direction in DIRECTIONS:
         why_not = reasons(problem, direction)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
-from sparseflash.dropout import is_table
+from sparseflash.dropout import holds_keys, is_table
 
 
 def check_options(
@@ -162,6 +162,19 @@ def is_wrapped(given: Tensor) -> bool:
     return functorch.is_functorch_wrapped_tensor(given)
 
 
+def check_table(seed: Any, q: Tensor, k: Tensor) -> None:
+    """Raise ValueError for an int32 seed that is no `key_table` of a call of q and k."""
+    if not holds_keys(seed, q, k):
+        raise _not_a_seed(seed, q.device)
+
+
+def _not_a_seed(seed: Tensor, device: torch.device) -> ValueError:
+    return ValueError(
+        f"seed is a {seed.dtype} tensor of shape {tuple(seed.shape)} on {seed.device};"
+        f" pass one int64 element on {device}, or an int"
+    )
+
+
 def seed_tensor(seed: Any, device: torch.device) -> Tensor:
     """Return the seed of dropout as an int64 tensor (1,) on `device`; drawn by torch where it is
     None. A `key_table` stays.
@@ -172,10 +185,7 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
         return torch.randint(2**63 - 1, (1,), device=device)
     if isinstance(seed, Tensor):
         if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != device:
-            raise ValueError(
-                f"seed is a {seed.dtype} tensor of shape {tuple(seed.shape)} on {seed.device};"
-                f" pass one int64 element on {device}, or an int"
-            )
+            raise _not_a_seed(seed, device)
         return seed.reshape(1)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise ValueError(f"seed is {seed!r}; pass an int in [0, 2**63), an int64 tensor or None")

@@ -75,6 +75,12 @@ def is_table(seed: Any) -> bool:
     return isinstance(seed, Tensor) and seed.dtype == torch.int32
 
 
+def holds_keys(seed: Tensor, q: Tensor, k: Tensor) -> bool:
+    """Return whether a `key_table` is as long as a call of q and k reads."""
+    tokens = -(-q.shape[2] // 16) - (-k.shape[2] // 16)
+    return seed.numel() >= 2 + 8 * q.shape[0] * q.shape[1] * tokens and seed.device == q.device
+
+
 def _keys(seed: Tensor, number: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     seed, number = seed.reshape(()), number.unsqueeze(-1)
     head = _mix(_mix(_low32(seed)) ^ _low32(seed >> 32) ^ _low32(number * HEAD_STEP))

@@ -115,6 +115,15 @@ def test_bad_input_is_refused_with_value_and_remedy(changes, value, remedy):
     assert len(plans()) == 1 + ("seed" in changes)  # looked at when the call runs
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (7,)])
+def test_int32_seeds_are_refused(shape):
+    """A table of keys for ranks is int32 too: kernels would read beyond these."""
+    bad = GOOD | seed(torch.full(shape, 3, dtype=torch.int32))
+    for function in (sparseflash.attention, sparseflash.explain):
+        with pytest.raises(ValueError, match=r"seed is a torch.int32.*int64"):
+            function(**bad)
+
+
 def test_unknown_option_is_refused():
     for function in (sparseflash.attention, sparseflash.explain):
         with pytest.raises(TypeError, match="casual"):
