@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import experiments.lra.masks  # noqa: F401  registers some of the names
 import masks
 from experiments.bench.step import MIB, measure
 from experiments.common.rows import OK, Found, Row, last_versions

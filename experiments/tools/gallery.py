@@ -17,7 +17,6 @@ import masks
 from experiments.bench.plot import draw_masks
 from experiments.common import figures
 from experiments.common.files import write_text, write_whole
-from experiments.lra import masks as lra
 from masks.draw import COLOURS, tokens
 from masks.registry import PATTERNS, TRANSFORMS, Example
 
@@ -94,7 +93,7 @@ def sections() -> dict[str, list[Example]]:
     entries = {entry.function: entry for entry in (PATTERNS | TRANSFORMS).values()}
     found: dict[str, list[Example]] = {}
     for entry in entries.values():
-        if entry.function.__module__.startswith(("masks.", lra.__name__)):
+        if entry.function.__module__.startswith("masks."):
             found.setdefault(entry.section, []).extend(entry.examples)
     found["Composition"] = [*found.pop("Composition"), *JOINED]  # after the patterns
     return found

@@ -7,7 +7,6 @@ import numpy as np
 import scipy.sparse
 
 import masks
-from experiments.lra import masks as lra
 from masks import BlockMask, Mask
 from masks import runs as rl
 from masks.algebra import And, Not, Or
@@ -19,9 +18,8 @@ B = 16  # tokens of a token block
 
 
 def mask_of(expression: str) -> Mask:
-    """Python with the names of `masks`, and of the patterns of the Long Range Arena."""
-    others = {name: getattr(lra, name) for name in lra.__all__}
-    return eval(expression, {**vars(masks), **others, "np": np, "scipy": scipy})
+    """Python with the names of `masks`."""
+    return eval(expression, {**vars(masks), "np": np, "scipy": scipy})
 
 
 def rows(table: str) -> list[list[str]]:

@@ -30,7 +30,6 @@ neighborhood((20, 4), (5, 2), dilation=(3, 1), causal=(True, False))
 longformer(32, global_tokens=(0, 100))  =>  300  =>  300*33 - 16*17 + 2*(2*300 - 2) - 33 - 65
 etc_(30, 40)  =>  500  =>  30*(2*500 - 30) + 470*(2*40 + 1) - 40*41
 global_tokens(2) >> packed((40, 3, 90))  =>  133  =>  40**2 - 38**2 + 3**2 - 1 + 90**2 - 88**2
-lra_fixed()  =>  1000  =>  .13*1000**2
 fixed(50, 10)  =>  1000  =>  120500
 """
 
@@ -108,7 +107,6 @@ prefix_tree((0, 4, 30, 90), (300, 300, 90, 300))
     =>  prefix_tree(np.arange(300), [300]*30 + [90]*60 + [300]*210)  =>  300
 block_diffusion(1000) & global_rows(100)  =>  dense() & sinks(100) & global_rows(100)  =>  200
 block_causal(7) >> shift(100)  =>  block_diffusion(7) - global_rows(100)  =>  200
-lra_local(50, interleaved=True)  =>  where(lambda q, k: q % 21 == k % 21)  =>  1024
 causal() >> packed((100, 17, 0, 250))  =>  causal() & documents((100, 17, 0, 250))  =>  367
 local(3, align='bottom_right') >> packed(300)  =>  local(3, align='bottom_right')  =>  300
 butterfly(32) >> shift(32)
@@ -156,7 +154,6 @@ strided(24)  =>  np.isin(q - k, range(24)) | np.isin(q - k, range(0, 1000, 24))
 strided(24, align='bottom_right')
     =>  np.isin(q + n_k - n_q - k, range(24)) | np.isin(q + n_k - n_q - k, range(0, 1000, 24))
 fixed(24, 5)  =>  (k <= q) & ((q // 24 == k // 24) | np.isin(k % 24, [19, 20, 21, 22, 23]))
-lra_fixed(24, 5)  =>  (k <= q) & ((q // 24 == k // 24) | np.isin(k % 24, [0, 19, 20, 21, 22, 23]))
 block_diagonal(50, 20)
     =>  np.searchsorted(BREAKS, q, 'right') == np.searchsorted(BREAKS, k, 'right')
 longnet(64, 8, 7)  =>  (q // 64 == k // 64) & (q % 8 == 7) & (k % 8 == 7)
