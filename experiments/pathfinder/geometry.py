@@ -59,10 +59,6 @@ class Spec:
     def distractor_length(self) -> int:
         return self.contour // 3
 
-    @property
-    def level(self) -> str:
-        return LEVELS[self.contour]
-
 
 #                   length thickness margins radius seeds continuity padding contrast
 _GEOMETRY: dict[int, tuple[int, float, tuple[int, ...], float, int, float, int, float]] = {

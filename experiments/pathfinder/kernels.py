@@ -417,10 +417,7 @@ def _paint(canvas, t, placed, row, contrast, image):
     is brighter.
     """
     _draw(canvas, t, placed, contrast)
-    scale = np.float32(1) / _most(canvas)
-    for i in range(len(canvas)):
-        for j in range(len(canvas)):
-            canvas[i, j] *= scale
+    canvas *= np.float32(1) / canvas.max()
     for i in range(2):
         _mark(canvas, t, row[5 + 2 * i], row[6 + 2 * i])
     _to_grey(canvas, image)
@@ -435,15 +432,6 @@ def _draw(canvas, t, placed, contrast):
         for i in range(max(y - half, 0), min(y + half + 1, size)):
             for j in range(max(x - half, 0), min(x + half + 1, size)):
                 canvas[i, j] = max(canvas[i, j], patch[i - y + half, j - x + half] * times)
-
-
-@njit(cache=True, nogil=True)
-def _most(canvas):
-    most = np.float32(0)
-    for row in canvas:
-        for value in row:
-            most = max(most, value)
-    return most
 
 
 @njit(cache=True, nogil=True)
@@ -468,7 +456,7 @@ def _mark(canvas, t, y, x):
 def _to_grey(canvas, image):
     """Scaled to 0..255 and truncated; the background is 0 always."""
     size = canvas.shape[0]
-    scale = 255.0 / _most(canvas)
+    scale = 255.0 / canvas.max()
     for i in range(size):
         for j in range(size):
             image[i, j] = np.uint8(min(np.float64(canvas[i, j]) * scale, 255.0))

@@ -2,8 +2,6 @@
 arrays on disk."""
 
 import hashlib
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -11,18 +9,16 @@ import pytest
 from PIL import Image
 from scipy.ndimage import grey_dilation
 
-from experiments.pathfinder import generate, kernels
-from experiments.pathfinder.__main__ import OFFICIAL, measure, table
-from experiments.pathfinder.generate import RUN, VERSION, Images, filled, make, on_disk
+from experiments.pathfinder import kernels
+from experiments.pathfinder.__main__ import measure
+from experiments.pathfinder.generate import RUN, VERSION, filled, make, on_disk
 from experiments.pathfinder.geometry import SIZES, _patches, spec, tables
 from experiments.pathfinder.kernels import (
     DISTRACTORS,
-    INFO,
     LABEL,
     MARGIN,
     MARKERS,
     ORIGIN,
-    RESTARTS,
     _moved,
 )
 
@@ -209,33 +205,32 @@ def test_directions_that_opencv_leaves():
     assert usable == {32: 30, 64: 95, 128: 354, 256: 360}
 
 
+# 32 in the notebooks of Zakaria-El-Maachi/LRA-Pathfinder; 64 and 128 from the eight images each
+# that tsumansapkota/Solving-LRA-PathX shows, taken apart into their paddles; 256 counted in one
+# image of NasonovIvan/Pathfinder-Listops.
+OFFICIAL = {
+    (32, 6): {"mean": 11.79, "std": 40.16},
+    (32, 9): {"mean": 15.55, "std": 44.50},
+    (32, 14): {"mean": 19.95, "std": 48.66, "non-zero": 395},
+    (64, 14): {"mean": 16.15, "std": 44.32, "non-zero": 1091, "distractors": 5.5},
+    (128, 14): {"mean": 9.43, "std": 36.12, "non-zero": 2640, "distractors": 15.0},
+    (256, 14): {"distractors": 7},
+}
+ERRORS = {64: {"mean": 0.43, "non-zero": 25}, 128: {"mean": 0.32, "non-zero": 75}}
+
+
 def test_statistics_agree_with_the_release():
     for (size, contour), official in OFFICIAL.items():
         n = {32: 1500, 64: 150, 128: 200, 256: 100}[size]
-        chosen = spec(size, contour)
-        ours = measure(make(chosen, 5, 0, n))
+        ours = measure(make(spec(size, contour), 5, 0, n))
         assert abs(ours["positive"] - 0.5) < 4 * 0.5 / n**0.5
         # 32: 3 standard errors of ours are 1 %; 64, 128: of theirs, 8 %
         for name, tolerance in {"mean": 0.03, "std": 0.02, "non-zero": 0.03}.items():
-            spread = 3 * official.get(f"{name} error", 0)
+            spread = 3 * ERRORS.get(size, {}).get(name, 0)
             expected = official.get(name, ours[name])
             assert ours[name] == pytest.approx(expected, rel=tolerance, abs=spread), name
         expected = official.get("distractors", ours["distractors"])
         assert ours["distractors"] == pytest.approx(expected, abs=0.6)
-        assert "official" in table({(size, contour): ours})
-
-
-def test_statistics_have_means_shares_and_standard_errors():
-    pixels = np.zeros((4, 2, 2), np.uint8)
-    pixels[0], pixels[1, 0] = 8, 4  # means of 8, 2, 0 and 0
-    info = np.zeros((4, INFO), np.int64)
-    info[:, LABEL], info[:, DISTRACTORS], info[:, RESTARTS] = (1, 0, 0, 0), (1, 2, 3, 4), 7
-    found = measure(Images(pixels, info, np.zeros((4, 1, 4), np.int64), np.zeros(4, np.int64)))
-    expected = {"images": 4, "mean": 2.5, "non-zero": 1.5, "positive": 0.25, "distractors": 2.5}
-    expected |= {"restarts": 7, "std": ((4 * 64 + 2 * 16) / 16 - 2.5**2) ** 0.5}
-    expected["mean error"] = (68 / 4 - 2.5**2) ** 0.5 / 2
-    expected["non-zero error"] = (20 / 4 - 1.5**2) ** 0.5 / 2
-    assert found == pytest.approx(expected)
 
 
 def test_parameters_of_the_release_and_of_easier_images():
@@ -264,14 +259,11 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=words):
             spec(size, **options)
-    for seed in (-1, 2**63, True, 1.0):
-        with pytest.raises(ValueError, match="seed="):
-            make(spec(32), seed, 0, 1)  # type: ignore[arg-type]
 
 
 def test_the_program_prints_statistics(run_program):
     status, printed, _ = run_program("pathfinder.__main__", "size=[32,256]", "examples=20")
-    assert status == 0 and "curv_contour_length_14  generated" in printed
+    assert status == 0 and len(printed.strip().splitlines()) == 3
 
 
 # ---- arrays on disk
@@ -310,39 +302,12 @@ def test_made_once_and_read_only(tmp_path):
     assert_numbers(pixels, labels)
     with pytest.raises(ValueError, match="read-only"):
         pixels[0] = 1
-    with pytest.raises(ValueError, match="delete it"):
-        filled(path, (9, 4, 5), numbers)
 
 
-@pytest.mark.parametrize("flush", [1, generate.FLUSH])
-def test_an_interruption_keeps_what_was_made(tmp_path, monkeypatch, flush):
-    monkeypatch.setattr(generate, "FLUSH", flush)
-    path, made = tmp_path / "images.npy", []
-
-    def interrupted_once(first, pixels):
-        made.append(first)
-        if len(made) == 3:
-            raise KeyboardInterrupt
-        return numbers(first, pixels)
+def test_an_interruption_leaves_nothing_behind(tmp_path):
+    def interrupted(first, pixels):
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        filled(path, SHAPE, interrupted_once, workers=1)
-    assert not path.exists() and made[:3] == [0, 64, 128]
-    before = len(made)
-    assert_numbers(*filled(path, SHAPE, interrupted_once, workers=1))
-    assert 128 in made[before:] and 0 not in made[before:]
-
-
-def test_of_two_at_once_one_makes_them(tmp_path):
-    made = []
-
-    def slow(first, pixels):
-        made.append(first)
-        time.sleep(0.05)
-        return numbers(first, pixels)
-
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(filled, tmp_path / "images.npy", SHAPE, slow) for _ in range(2)]
-        for job in jobs:
-            assert_numbers(*job.result())
-    assert sorted(made) == [0, 64, 128, 192]
+        filled(tmp_path / "images.npy", SHAPE, interrupted)
+    assert not list(tmp_path.iterdir())

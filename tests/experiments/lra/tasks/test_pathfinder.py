@@ -11,7 +11,7 @@ from experiments.lra.tasks import pathfinder
 from experiments.lra.tasks.pathfinder import STREAM, load, read_metadata
 from experiments.lra.tasks.task import pixel_order
 from experiments.pathfinder.generate import make
-from experiments.pathfinder.geometry import spec
+from experiments.pathfinder.geometry import LEVELS, spec
 
 N = 40
 LINE = "imgs/0 sample_0.png 0 1 1.0 14 4 2 0.5 1 1\n"
@@ -19,7 +19,7 @@ LINE = "imgs/0 sample_0.png 0 1 1.0 14 4 2 0.5 1 1\n"
 
 def write(out, spec, seed, n):
     """Write generated images as the release has them: PNG files, and a line of text for each."""
-    level = out / f"pathfinder{spec.size}" / spec.level
+    level = out / f"pathfinder{spec.size}" / LEVELS[spec.contour]
     for name in ("imgs/0", "metadata"):
         (level / name).mkdir(parents=True)
     images, lines = make(spec, seed, 0, n), []
