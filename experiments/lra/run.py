@@ -53,7 +53,6 @@ class Classification:
             "classes": task.classes,
             "baselines": task.baselines,
             "examples": [len(task.splits[name]) for name in SPLITS],
-            **({"manifest": task.manifest} if task.manifest else {}),
         }
         self.unit = f"examples of {task.length} tokens"
         self.tokens = settings.batch * task.length * (1 + task.pair)

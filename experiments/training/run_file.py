@@ -15,7 +15,7 @@ The folder of a run holds
   `micro_batch`, may differ between sessions; here are those of the newest.
 - `scaled`: {key: [recipe, small]}, what `scale=small` changed; {} otherwise.
 - `task`: of classifiers `name`, `source`, `length`, `classes`, `baselines`, `examples` (train, val,
-  test) and perhaps `manifest`; of language models `name`, `tokenizer`, `vocab`, `train_tokens`,
+  test); of language models `name`, `tokenizer`, `vocab`, `train_tokens`,
   `bytes_per_token` and `manifest`.
 - `data`: a digest of the data.
 - `params`: the number of parameters.

@@ -8,15 +8,11 @@ A file with the words of another one is left out.
 
 import codecs
 import hashlib
-import json
 import re
-import sys
 import sysconfig
 import zlib
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -58,9 +54,6 @@ def load(
     whole_number("length", length, SHORTEST)
     if length > LONGEST:
         raise ValueError(f"length={length}: give at most {LONGEST} bytes")
-    whole_number("per_label", per_label, LEAST)
-    if labels is not None:
-        whole_number("labels", labels, 2)
     paths = by_label(folder)
     most = labels or (PACKAGES if folder is None else len(paths))
     chosen = sorted(sorted(paths, key=lambda name: (-len(paths[name]), name))[:most])
@@ -68,23 +61,22 @@ def load(
     if len(chosen) < 2:
         raise ValueError(f"{where}: give a folder with two subfolders of files or more")
     parts: dict[str, list[tuple[int, bytes]]] = {name: [] for name in task.SPLITS}
-    seen, entries = set[bytes](), []
+    seen, found = set[bytes](), hashlib.sha256(f"{seed}".encode())
     for label, name in enumerate(progress(chosen, len(chosen), "reading files")):
-        order = np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(
-            len(paths[name])
-        )
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        order = rng.permutation(len(paths[name]))
         texts = read([paths[name][i] for i in order], per_label, seen)
         if len(texts) < LEAST:
             raise ValueError(
                 f"{where}: label {name} has {len(texts)} different UTF-8 files of {SHORT} bytes or "
                 f"more; train, val and test need at least {LEAST}"
             )
+        for text in (name.encode(), *texts):
+            found.update(hashlib.sha256(text).digest())
         held_out = max(1, round(HELD_OUT * len(texts)))
         cuts = {"val": slice(held_out), "test": slice(held_out, 2 * held_out)}
         for split, cut in (cuts | {"train": slice(2 * held_out, None)}).items():
             parts[split] += [(label, text) for text in texts[cut]]
-        entry = {"name": name, "files": len(texts), "digest": _digest(sorted(texts))}
-        entries.append(entry | ({"version": _version(name)} if folder is None else {}))
     data: task.Arrays = {}
     for i, (split, examples) in enumerate(parts.items()):
         order = np.random.default_rng([seed, i]).permutation(len(examples))
@@ -92,18 +84,13 @@ def load(
         data |= task.named(split, texts, numbers)
     splits = task.padded_splits(data, length, limit)
     counts = " + ".join(f"{len(splits[name]):,}" for name in task.SPLITS)
-    digest = _digest([json.dumps([entries, seed]).encode()])
     kind = "Python packages" if folder is None else Path(folder).resolve().name
-    train, test = splits["train"], splits["test"]
-    names = (_most_named(train, chosen), _most_named(test, chosen))
     return task.Task(
         name="files",
-        source=f"{kind} {digest}, {len(chosen)} labels, {counts} files",
+        source=f"{kind} {found.hexdigest()[:12]}, {len(chosen)} labels, {counts} files",
         classes=len(chosen),
         vocab=task.BYTE_VOCAB,
         splits=splits,
-        baselines={"most frequent name": task.best_constant(train, test, names)},
-        manifest={"digest": digest, "labels": entries},
     )
 
 
@@ -148,29 +135,4 @@ def read(paths: Sequence[Path], most: int, seen: set[bytes]) -> list[bytes]:
             found.append(text)
         if len(found) == most:
             break
-    return found
-
-
-def _digest(texts: Sequence[bytes]) -> str:
-    found = hashlib.sha256()
-    for text in texts:
-        found.update(f"{len(text)} ".encode() + text)
-    return found.hexdigest()[:12]
-
-
-def _version(name: str) -> str:
-    """Return the distribution of a package and its version."""
-    for distribution in metadata.packages_distributions().get(name, ()):
-        return f"{distribution} {metadata.version(distribution)}"
-    return f"Python {sys.version.split()[0]}"
-
-
-def _most_named(split: task.Split, labels: list[str]) -> np.ndarray:
-    """(n,) the label whose name the bytes read have most often; -1 without any."""
-    found = np.full(len(split), -1)
-    names = [name.lower().encode() for name in labels]
-    for i, row in enumerate(split.tokens):
-        text = (row[row > 0] - 1).astype(np.uint8).tobytes().lower()
-        counts: list[Any] = [text.count(name) for name in names]
-        found[i] = int(np.argmax(counts)) if any(counts) else -1
     return found

@@ -86,8 +86,6 @@ def _read_batches(halves: Mapping[str, Sequence[Path]]) -> task.Arrays:
         batches = [_read_pickled(file) for file in files]
         data[f"x_{half}"] = np.concatenate([gray(x.reshape(-1, 3, *GRID)) for x, _ in batches])
         data[f"y_{half}"] = np.concatenate([y.astype(np.int64) for _, y in batches])
-        for file, (_, labels) in zip(files, batches, strict=True):
-            _check_labels(file, labels)
     return data
 
 
@@ -134,10 +132,4 @@ def _read_arrays(path: Path) -> task.Arrays:
                 f"uint8 (n, 32, 32) and whole numbers (n,), n at least {least}"
             )
         arrays[f"y_{half}"] = y.astype(np.int64)
-        _check_labels(path, y)
     return arrays
-
-
-def _check_labels(path: Path, labels: np.ndarray) -> None:
-    if labels.min() < 0 or labels.max() >= CLASSES:
-        raise ValueError(f"{path}: labels from {labels.min()} to {labels.max()}, not 0 to 9")

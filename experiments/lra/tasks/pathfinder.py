@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from experiments.common.files import digest, read_array, read_lines, reading
+from experiments.common.files import digest, reading
 from experiments.lra.tasks import task
 from experiments.pathfinder.generate import VERSION as IMAGES
 from experiments.pathfinder.generate import filled, on_disk
@@ -23,7 +23,6 @@ from experiments.pathfinder.geometry import LEVELS, spec
 VERSION = 3  # of the cache of the release
 SIZES = (160_000, 20_000, 20_000)  # of a level
 GREY = ("L", "P", "RGB", "1")  # modes of PNG files that hold 8 bits of grey, or fewer
-NUMPY_MAGIC = b"\x93NUMPY"
 # The release's one broken file: there, but empty.
 EMPTY = ("pathfinder32/curv_baseline", "imgs/0/sample_172.png")
 STREAM = 2**40  # the most images of a split: the sizes of splits do not affect each other
@@ -116,11 +115,8 @@ def _release(
     root = task.require(data_dir, name, fetch=task.RELEASE, stand_in=stand_in)
     level = root / LEVELS[difficulty]
     entries: dict[str, int] = {}
-    for file in _metadata_files(level):
-        for image, label in read_metadata(file):
-            if image in entries:
-                raise ValueError(f"{file}: {image} is listed twice: delete one of its lines")
-            entries[image] = label
+    for file in sorted(level.glob("metadata/[0-9]*.npy"), key=lambda file: int(file.stem)):
+        entries |= read_metadata(file)
     if EMPTY[0] == f"{root.name}/{level.name}":
         broken = level / EMPTY[1]
         if broken.exists() and not broken.stat().st_size:
@@ -143,33 +139,11 @@ def _release(
     return arrays
 
 
-def _metadata_files(level: Path) -> list[Path]:
-    folder = level / "metadata"
-    files = list(folder.glob("*.npy"))
-    odd = [file for file in files if not file.stem.isdecimal()]
-    if odd or not files:
-        what = f"{odd[0]}: not a number" if odd else f"no {folder}/<number>.npy"
-        raise ValueError(f"{what}; a level of the release holds imgs/ and metadata/0.npy, ...")
-    return sorted(files, key=lambda file: int(file.stem))
-
-
 def read_metadata(file: Path) -> list[tuple[str, int]]:
-    """Return path and label of the images of a metadata file: text (the release), or a NumPy array
-    of strings, as the original generator writes it. Nothing is unpickled.
-    """
-    if file.open("rb").read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:
-        rows = read_array(file, task.AGAIN)
-        if rows.ndim != 2 or rows.dtype.kind not in "US":
-            raise ValueError(f"{file}: {rows.dtype} {rows.shape}, not a table of strings")
-        lines = [" ".join(map(str, row)) for row in rows.astype(str)]
-    else:
-        with reading(file, task.AGAIN, "is neither text nor a NumPy array"):
-            lines = [line.decode("ascii").strip() for _, line in read_lines(file, task.AGAIN)]
-    found = [ENTRY.match(line) for line in lines]
-    if None in found or not found:
-        number = found.index(None) + 1 if found else 1
-        raise ValueError(f"{file}, line {number}: not imgs/<k> sample_<i>.png <i> <0 or 1> ...")
-    return [(f"{one[1]}/{one[2]}", int(one[3])) for one in found if one]
+    """Return path and label of the images of a metadata file, which is text."""
+    with reading(file, task.AGAIN, "is not a text of `imgs/<k> sample_<i>.png <i> <0 or 1> ...`"):
+        found = [ENTRY.match(line) for line in file.read_text("ascii").splitlines()]
+        return [(f"{one[1]}/{one[2]}", int(one[3])) for one in found]  # type: ignore[index]
 
 
 def _decode(

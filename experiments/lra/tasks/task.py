@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 import masks
-from experiments.common.files import DamagedFile, digest, read_arrays, write_whole
+from experiments.common.config import whole_number
+from experiments.common.files import digest, read_arrays, write_whole
 
 SPLITS = ("train", "val", "test")
 RELEASE = "the LRA release (lra_release.gz of google-research/long-range-arena)"
@@ -53,8 +53,6 @@ class Task:
     pad_black: bool = False  # pixels of value 0 are padding
     # test accuracy of shortcuts that ignore the sequence; that of the majority class is added
     baselines: dict[str, float] = field(default_factory=dict)
-    # what the data were made of, where that differs from machine to machine
-    manifest: dict[str, Any] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -148,9 +146,7 @@ def load_task(
         raise ValueError(
             f"{name} has no option {', '.join(unknown)}: choose from {', '.join(sorted(known))}"
         )
-    limit = options.get("limit")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"limit={limit!r}: give a number of examples, at least 1")
+    whole_number("limit", options.get("limit", 1))
     return load(Path(data_dir).expanduser(), cache_dir=Path(cache_dir), seed=seed, **options)
 
 
@@ -194,8 +190,6 @@ def require(data_dir: Path, names: str | Sequence[str], *, fetch: str, stand_in:
     where = f"{data_dir}" if data_dir.is_dir() else f"{data_dir}, which is not a folder"
     remedy = f"fetch {fetch} and put it there as {names[0]}"
     remedy += f", or use {stand_in}" if stand_in else ""
-    if data_dir.name == names[0]:
-        remedy = f"data_dir is the folder that holds {names[0]}"
     raise ValueError(f"no {names[0]} in {where}: {remedy}")
 
 
@@ -213,10 +207,11 @@ def release_files(
 
 def split_sizes(examples: Iterable[int]) -> tuple[int, int, int]:
     """Return (train, val, test) of the `examples` option."""
-    sizes = tuple(examples) if isinstance(examples, Iterable) else ()
-    whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-    if len(sizes) != 3 or not whole or min(sizes) < 1:
-        raise ValueError(f"examples={examples!r}: give three sizes, [train, val, test], each >= 1")
+    sizes = tuple(examples)
+    if len(sizes) != 3:
+        raise ValueError(f"examples={examples!r}: give three sizes, [train, val, test]")
+    for size in sizes:
+        whole_number("examples", size)
     return sizes
 
 
@@ -230,8 +225,7 @@ def source(name: str, splits: Mapping[str, Split], sizes: tuple[int, int, int]) 
 
 def padded_length(max_length: int) -> int:
     """Return the smallest power of two that is at least `max_length`."""
-    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-        raise ValueError(f"max_length={max_length!r}: give a number of tokens, at least 1")
+    whole_number("max_length", max_length)
     return 1 << (max_length - 1).bit_length()
 
 
@@ -277,7 +271,7 @@ def _most_frequent(labels: np.ndarray) -> int:
     return int(np.bincount(labels).argmax())
 
 
-# ---- arrays kept on disk between runs, written whole or not at all
+# ---- arrays kept on disk between runs
 
 Arrays = dict[str, np.ndarray]
 FORMAT = 2  # of the arrays of all tasks
@@ -286,16 +280,10 @@ FORMAT = 2  # of the arrays of all tasks
 def cached(
     cache_dir: Path, name: str, key: Mapping[str, Any], make: Callable[[], Arrays]
 ) -> Arrays:
-    """Return the arrays of `make`, from cache_dir/NAME-DIGEST.npz if made for `key` before.
-
-    The file is written atomically. One that cannot be read is made again.
-    """
+    """Return the arrays of `make`, from cache_dir/NAME-DIGEST.npz if made for `key` before."""
     path = cache_dir / f"{name}-{digest({'format': FORMAT, **key})}.npz"
     if path.exists():
-        try:
-            return read_arrays(path, "making it again")
-        except DamagedFile as error:
-            print(error, file=sys.stderr)
+        return read_arrays(path, "delete it")
     arrays = make()
     write_whole(path, lambda file: np.savez(file, **arrays), "cache_dir")  # type: ignore[arg-type]
     return arrays

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.common.files import read_lines
+from experiments.common.files import read_lines, reading
 from experiments.common.work import progress
 from experiments.lra.tasks import task
 
@@ -34,7 +34,7 @@ PAIRS = (147_086, 18_090, 17_437)
 FOLDER = "aclImdb"
 HALVES = ("train", "test")
 KINDS = ("neg", "pos")  # of label 0 and 1
-MOVIE = re.compile(r"/title/(tt\d+)")
+MOVIE = re.compile(r"/title/tt(\d+)")
 UNPACK = "unpack aclImdb_v1.tar.gz again"
 
 # of same movie
@@ -125,32 +125,22 @@ def reviews(data_dir: Path, cache_dir: Path) -> task.Arrays:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the reviews of a folder, by number."""
-    if not folder.is_dir():
-        raise ValueError(f"no folder {folder}: {UNPACK}")
-    paths = sorted((_number(path), path) for path in folder.iterdir() if path.suffix == ".txt")
-    if not paths:
-        raise ValueError(f"{folder} has no reviews: {UNPACK}")
-    return [path for _, path in paths]
+    """Return the reviews of a folder by number, the N of N_RATING.txt."""
+    if not (paths := sorted(folder.glob("[0-9]*_[0-9]*.txt"), key=_number)):
+        raise ValueError(f"no reviews in {folder}: {UNPACK}")
+    return paths
 
 
 def _number(path: Path) -> int:
-    """Return N of N_RATING.txt, which is the line of its movie in the list of movies."""
-    number, _, rating = path.stem.partition("_")
-    if not number.isdecimal() or not rating.isdecimal():
-        raise ValueError(f"{path}: a review has a name like NUMBER_RATING.txt; move this file away")
-    return int(number)
+    """Return the number of a review, which is the line of its movie in the list of movies."""
+    return int(path.stem.partition("_")[0])
 
 
 def _half(folder: Path, half: str, files: list[list[Path]]) -> task.Arrays:
     paths = [path for some in files for path in some]
     order = np.random.default_rng(0).permutation(len(paths))
-    texts = []
-    for i in progress(order.tolist(), len(paths), f"reading the {half} reviews"):
-        text = paths[i].read_bytes()
-        if not text:
-            raise ValueError(f"{paths[i]} is empty: {UNPACK}")
-        texts.append(text)
+    what = f"reading the {half} reviews"
+    texts = [paths[i].read_bytes() for i in progress(order.tolist(), len(paths), what)]
     movies = [
         _movies(folder / half / f"urls_{kind}.txt", some)
         for kind, some in zip(KINDS, files, strict=True)
@@ -165,19 +155,9 @@ def _movies(path: Path, files: list[Path]) -> np.ndarray:
     """Return the number of the movie, ttNUMBER in its address, of each review."""
     if not path.exists():
         return np.full(len(files), -1)
-    titles = []
-    for number, content in read_lines(path, UNPACK):
-        line = content.decode("utf-8", "replace")
-        found = MOVIE.search(line)
-        if not found:
-            raise ValueError(f"{path}, line {number}: {line[:60]!r} is not the address of a movie")
-        titles.append(int(found[1][2:]))
-    numbers = [_number(file) for file in files]
-    if max(numbers) >= len(titles):
-        raise ValueError(
-            f"{path} has {len(titles)} lines, but there is a review {max(numbers)}: {UNPACK}"
-        )
-    return np.array(titles)[numbers]
+    with reading(path, UNPACK, "does not have the address of a movie for each review"):
+        titles = [int(title) for title in MOVIE.findall(path.read_text("utf-8"))]
+        return np.array(titles)[[_number(file) for file in files]]
 
 
 # ---- same movie
@@ -208,7 +188,7 @@ def load_same_movie(
         if numbers.min() < 0:
             raise ValueError(
                 f"{FOLDER}/{half} lacks urls_neg.txt or urls_pos.txt, which name the movie of each "
-                "review: unpack aclImdb_v1.tar.gz again"
+                f"review: {UNPACK}"
             )
     sizes = [min(size, limit or size) for size in sizes]
     facts = [data[f"{half}_{what}"] for half in movies for what in ("lengths", "labels", "movies")]
@@ -235,15 +215,12 @@ def load_same_movie(
         tokens = task.pad(flat, lengths, max_length, length).reshape(-1, 2, length)
         labels = np.arange(len(pairs[name]), dtype=np.int64) % 2
         splits[name] = task.Split(tokens, labels, lengths.reshape(-1, 2))
-    moods = [libraries[HALF[name]].same_mood(pairs[name]) for name in HALVES]
-    same = task.best_constant(splits["train"], splits["test"], (moods[0], moods[1]))
     return task.Task(
         name="imdb_same_movie",
         source=task.source("IMDB same movie", splits, PAIRS),
         classes=2,
         vocab=task.BYTE_VOCAB,
         splits=splits,
-        baselines={"same sentiment": same},
     )
 
 
@@ -273,11 +250,6 @@ class Library:
         numbers = numbers[numbers >= 0]
         return len(numbers), int(self.labels[numbers].sum())
 
-    def same_mood(self, pairs: np.ndarray) -> np.ndarray:
-        """Whether most reviews of both texts of a pair have the same sentiment, (n,)."""
-        good = np.where(pairs >= 0, 2 * self.labels[pairs] - 1, 0).sum(2) > 0
-        return good[:, 0] == good[:, 1]
-
 
 def _shelves(movies: dict[str, np.ndarray], seed: int) -> dict[str, list[np.ndarray]]:
     """For each split the movies with enough reviews, as the numbers of their reviews."""
@@ -296,7 +268,7 @@ def _shelves(movies: dict[str, np.ndarray], seed: int) -> dict[str, list[np.ndar
     if len(train) < 4 or len(test) < 2:
         raise ValueError(
             f"{FOLDER} has {len(train)} movies of train and {len(test)} of test with {LEAST} "
-            "reviews or more: unpack aclImdb_v1.tar.gz again"
+            f"reviews or more: {UNPACK}"
         )
     titles = sorted(train)
     held = max(2, round(HELD_OUT * len(titles)))

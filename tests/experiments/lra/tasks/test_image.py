@@ -83,8 +83,7 @@ def test_pickles_are_read_as_they_are_and_never_unpickled(tmp_path, records):
     assert whole[b"labels"] == rows[:, 0].tolist() and (whole[b"data"] == rows[:, 1:]).all()
     load(tmp_path)
     assert not (tmp_path / "trapped").exists()
-    rows[4, 0] = 10
-    for content in (pickled(rows[:7]), pickled(rows)[:-50], pickle.dumps([1]), pickled(rows)):
+    for content in (pickled(rows[:7]), pickled(rows)[:-50], pickle.dumps([1])):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="data_batch_2"):
             load(tmp_path)
@@ -136,7 +135,6 @@ def test_arrays_that_do_not_fit_are_named(tmp_path):
         ({"y_test": None}, "y_test"),
         ({"x_test": np.zeros((10, 32, 31), np.uint8)}, r"x_test is uint8 \(10, 32, 31\)"),
         ({"y_test": np.zeros(9, np.int64)}, r"y_test int64 \(9,\)"),
-        ({"y_test": np.full(10, -1)}, "labels from -1"),
         ({"x_train": trap}, "is not an npz file of plain arrays"),
     ):
         (tmp_path / "cifar10_gray.npz").write_bytes(packed(arrays(**changes)))
