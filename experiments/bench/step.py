@@ -1,6 +1,7 @@
 """Time and memory of a call, and of a step of attention: its inputs, its gate, its failures."""
 
 import gc
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -234,7 +235,8 @@ def why(error: Exception) -> str:
     if isinstance(error, WrongResult):
         return str(error)
     kind = "out of memory" if lacks_memory(error) else "failed"
-    if isinstance(error, ValueError | NotImplementedError) or "No available kernel" in str(error):
+    none = re.match("No (available kernel|viable backend)", str(error))  # of torch's SDPA
+    if isinstance(error, ValueError | NotImplementedError) or none:
         kind = "unsupported"
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{kind}: {text[:160]}"

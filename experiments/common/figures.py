@@ -12,7 +12,7 @@ A figure is drawn inside `style()`, in a paper column (COLUMN inches) or across 
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
@@ -109,6 +109,44 @@ def curve(
         alpha=alpha,
         label=label,
     )
+
+
+class Curve(NamedTuple):
+    """Values by length, and the standard deviations of some of them."""
+
+    label: str
+    style: Style
+    y: Mapping[int, float]
+    spread: Mapping[int, float] = {}
+
+
+def length_figure(values: Mapping[str, Mapping[str, Sequence[Curve]]], title: str = "") -> Figure:
+    """Return curves over the length: a line of panels for each value, a column for each group.
+
+    values: {label of the y axis: {title of a column: its curves}}. Percentages have a linear axis.
+    """
+    groups = dict.fromkeys(group for panels in values.values() for group in panels)
+    size = (PAGE if len(groups) > 1 else COLUMN, 2.1 * len(values) + 0.6)
+    share: dict[str, Any] = {"squeeze": False, "sharex": True, "sharey": "row"}
+    figure, grid = plt.subplots(len(values), len(groups), figsize=size, **share)
+    every = (one for panels in values.values() for curves in panels.values() for one in curves)
+    lengths = sorted({n for one in every for n in one.y})
+    for line, (name, panels) in zip(grid, values.items(), strict=True):
+        for axes, group in zip(line, groups, strict=True):
+            for label, look, y, spread in panels.get(group, ()):
+                ends = [[a + sign * spread.get(n, 0) for n, a in y.items()] for sign in (-1, 1)]
+                low, high = ends if spread else (None, None)
+                curve(axes, [*y], [*y.values()], look, label, low=low, high=high)
+            length_axis(axes, lengths[:: 1 + len(lengths) * len(groups) // 12])
+            axes.set_xlabel("length (tokens)" if line is grid[-1] else "")
+            if "%" not in name:
+                plain_log_axis(axes)
+        line[0].set_ylabel(name)
+    for top, axes, group in zip(grid[0], grid[-1], groups, strict=True):
+        top.set_title(group, loc="left")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22))
+    figure.suptitle(title, fontsize=8)
+    return figure
 
 
 def reference(axes: Axes, x: Sequence[float], y: Sequence[float], label: str) -> None:

@@ -1,7 +1,7 @@
 """Runtime and memory of attentions against length, in the form of FlashAttention's appendix E.
 
-Exact attentions pass the gate first. What runs out of memory, or would take too long, gets a row
-with the reason. See docs/results/memory.md.
+Exact attentions pass the gate first. What runs out of memory gets a row with the reason.
+See docs/results/memory.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments.bench.cases import DTYPES
 from experiments.bench.step import DIRECTIONS
-from experiments.common.figures import PAGE, curve, file_name, length_axis, plain_log_axis
+from experiments.common.figures import Curve, file_name, length_figure
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown
 from experiments.studies import methods, runner
@@ -44,7 +43,6 @@ class Options(runner.Options):
     heads: int = both(8, 2)
     head_dim: int = 64
     dtype: str = both("bfloat16", "float32")
-    limit_s: float = both(5.0, 1.0)  # longest call that is measured
     seconds: float = both(0.05, 0.03)
 
 
@@ -55,10 +53,8 @@ def cases(run: Run) -> list[Setting]:
     """
     o = run.options
     other = ("sdpa_flash", "sdpa_cudnn") if run.device.type == "cpu" else ("sdpa",)
-    own = [name for name in METHODS if name not in other]
-    choices(o, methods=METHODS, variants=VARIANTS, dtype=DTYPES)
-    if not 0 <= o.dropout < 1:
-        raise ValueError(f"dropout={o.dropout}: give a number from 0 to below 1")
+    made = [name for name, method in METHODS.items() if method.kind]
+    choices(o, methods=made, variants=VARIANTS, dtype=DTYPES)
     return [
         Setting(
             name, max(1, min(o.batch, o.batch * 65536 // n)), o.heads, n, o.head_dim, o.dtype,
@@ -66,7 +62,8 @@ def cases(run: Run) -> list[Setting]:
         )
         for dropout, padding in (VARIANTS[variant] for variant in o.variants)
         for n in sorted(o.lengths)
-        for name in o.methods or own
+        for name in o.methods or made
+        if o.methods or name not in other
         if n <= o.peers_to or name in OURS
     ]  # fmt: skip
 
@@ -79,8 +76,6 @@ def opened(case: Setting, run: Run) -> Callable[[Row], dict[str, Any]]:
     made = cache(lambda: case.prepared(run.device))
 
     def one(row: Row) -> dict[str, Any]:
-        case.check(run.device)
-        refuse_slow(case, row, run)
         step, error = made()
         memory = {}
         if row["direction"] == "both":
@@ -89,26 +84,6 @@ def opened(case: Setting, run: Run) -> Callable[[Row], dict[str, Any]]:
         return {"error": error, **memory, **times}
 
     return one
-
-
-def refuse_slow(case: Setting, row: Row, run: Run) -> None:
-    """Raise TimeoutError for a call that would take too long, by the growth of its work since the
-    last length.
-    """
-    series = "method direction dropout padding head_dim device".split()
-    known = [
-        r
-        for r in run.rows.rows
-        if r["status"] == OK and r["n"] <= case.n
-        and all(r[name] == row[name] for name in series)
-    ]  # fmt: skip
-    if not known:
-        return
-    last = known[-1]
-    growth = (case.n / last["n"]) ** (2 if case.about.quadratic else 1)
-    predicted = last["ms_median"] / 1000 * growth * case.batch / last["batch"]
-    if predicted > (limit := run.options.limit_s):
-        raise TimeoutError(f"a call would take about {predicted:.2g} s, limit_s={limit:g}")
 
 
 def newest(frame: Any) -> list[Found]:
@@ -177,33 +152,20 @@ def figures(frame: Any) -> dict[str, Figure]:
         rows = [row for row in plain if row.head_dim == head_dim]
         words = [f"d{head_dim}"] * (head_dim != 64) + [rows[0].device]
         peak = "MiB at the peak" if any(r.peak_mib for r in rows) else "MiB kept for the backward"
-        values = {
-            "runtime": ("ms, forward and backward", time_of),
-            "memory": (peak, memory_of(rows)),
-        }
-        for name, (label, value) in values.items():
-            if any(value(row) for row in rows):
-                made[file_name(name, *words)] = _draw(rows, label, value)
+        made[file_name("runtime", *words)] = _draw(rows, "ms, forward and backward", time_of)
+        made[file_name("memory", *words)] = _draw(rows, peak, memory_of(rows))
     return made
 
 
 def _draw(rows: Sequence[Found], label: str, value: Value) -> Figure:
-    """Return a panel a group of methods, each with a legend of its own; ours is in every one."""
-    points = {
-        name: sorted((r.n, y) for r in rows if r.method == name and (y := value(r)) is not None)
-        for name in METHODS
-    }
-    shown = [name for name, found in points.items() if found]
-    groups = dict.fromkeys(METHODS[name].group for name in shown)
-    figure, panels = plt.subplots(1, len(groups), figsize=(PAGE, 3.6), squeeze=False, sharey=True)
-    lengths = sorted({row.n for row in rows})
-    for axes, group in zip(panels[0], groups, strict=True):
-        axes.set_title(group, loc="left")
-        for name in [n for n in shown if METHODS[n].group == group or n == "sparse"]:
-            n, y = zip(*points[name], strict=True)
-            curve(axes, n, y, METHODS[name].style, METHODS[name].label)
-        length_axis(axes, lengths[:: 2 if len(lengths) > 8 else 1])
-        plain_log_axis(axes)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22))
-    panels[0][0].set_ylabel(label)
-    return figure
+    """Return a panel a group of methods; ours is in every one."""
+    curves = {}
+    for name, method in METHODS.items():
+        own = sorted((r for r in rows if r.method == name and value(r)), key=lambda r: r.n)
+        if own:
+            curves[name] = Curve(method.label, method.style, {r.n: value(r) or 0.0 for r in own})
+    groups: dict[str, list[Curve]] = {METHODS[name].group: [] for name in curves}
+    for name, one in curves.items():
+        for group in groups if name == "sparse" else [METHODS[name].group]:
+            groups[group].append(one)
+    return length_figure({label: groups})

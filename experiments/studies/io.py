@@ -4,15 +4,16 @@ Every attention at the shape of GPT-2 medium, and ours against sparsity. On a GP
 counts the bytes where it may, in a process that runs this file. See docs/results/memory.md.
 """
 
-import csv
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from io import StringIO
 from typing import Any
 
+import pandas as pd
 import torch
 
 from experiments.bench.cases import DTYPES, Case
@@ -106,7 +107,6 @@ def cases(run: Run) -> list[Measured]:
 
 def opened(what: Measured, run: Run) -> Callable[[Row], dict[str, Any]]:
     def one(row: Row) -> dict[str, Any]:
-        what.check(run.device)
         step, error = what.prepared(run.device)
         memory = {"saved_mib": step.saved_mib(), "peak_mib": step.peak_mib(run.device)}
         times = step.time("both", run.device, run.options.seconds)
@@ -131,27 +131,19 @@ def counted_gb(what: Measured) -> float | None:
     command = [ncu, *options, "--metrics", ",".join(BYTES), sys.executable, "-m"]
     command += ["experiments.studies.io", json.dumps(asdict(what))]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode or (found := parsed(done.stdout)) is None:
-        said = " | ".join((done.stdout + done.stderr).strip().splitlines()[-3:])
-        print(f"no counters ({done.returncode}): {said}", flush=True)
+    _, head, table = done.stdout.partition('"ID"')
+    if done.returncode or not head:
+        print(f"no counters: {(done.stdout + done.stderr).strip()[-300:]}", flush=True)
         return None
-    return found / 1e9
+    values: Any = pd.read_csv(StringIO(head + table), thousands=",", na_values="n/a")[
+        "Metric Value"
+    ]
+    return values.sum() / 1e9
 
 
-def parsed(text: str) -> float | None:
-    """Return the sum of what `ncu --csv` printed, a line for each kernel and metric; None if it
-    printed none.
-    """
-    lines = text.splitlines()
-    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
-    values = [line["Metric Value"].replace(",", "") for line in csv.DictReader(lines[start:])]
-    numbers = [float(value) for value in values if value.replace(".", "", 1).isdigit()]
-    return sum(numbers) if numbers else None
-
-
-def counted(what: Measured, device: str = "cuda") -> None:
+def counted(what: Measured) -> None:
     """Make a call once to compile it, and once for the profiler."""
-    step, _ = what.prepared(torch.device(device))
+    step, _ = what.prepared(torch.device("cuda"))
     step.both()
     torch.cuda.synchronize()
     torch.cuda.profiler.start()

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments.common import figures as f
@@ -65,23 +64,18 @@ def figures(frame: Any) -> dict[str, Figure]:
 
 
 def _draw(name: str, cells: Cells) -> Figure:
-    """Return accuracy by length on the left, and the time of a training step on the right."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(f.PAGE, 2.5))
+    """Return accuracy and the time of a training step by length."""
     columns = sorted({column for _, column in cells}, key=lambda column: column.length)
     rows = sorted_rows(key for key, _ in cells)
     styles, labels = row_styles(rows), row_labels(rows)
+    accuracy, steps = [], []
     for row in rows:
         own = {c.length: cells[row, c] for c in columns if (row, c) in cells}
         y = {n: cell.accuracy for n, cell in own.items() if cell.accuracy is not None}
-        low, high = ([a + sign * (own[n].spread or 0.0) for n, a in y.items()] for sign in (-1, 1))
-        f.curve(left, [*y], [*y.values()], styles[row], labels[row], low=low, high=high)
+        spread = {n: own[n].spread or 0.0 for n in y}
         ms = {n: time for n, cell in own.items() if (time := _ms(cell)) is not None}
-        f.curve(right, [*ms], [*ms.values()], styles[row], labels[row])
-    for axes, label in ((left, "test accuracy (%)"), (right, "ms a training step")):
-        f.length_axis(axes, [column.length for column in columns])
-        axes.set_ylabel(label)
-    f.plain_log_axis(right)
-    f.legend(figure, [left])
-    devices = {run.device: None for cell in cells.values() for run in cell.runs}
-    figure.suptitle(f"{name}; {', '.join(devices)}", fontsize=8)
-    return figure
+        accuracy.append(f.Curve(labels[row], styles[row], y, spread))
+        steps.append(f.Curve(labels[row], styles[row], ms))
+    values = {"test accuracy (%)": {"": accuracy}, "ms a training step": {"": steps}}
+    devices = dict.fromkeys(run.device for cell in cells.values() for run in cell.runs)
+    return f.length_figure(values, f"{name}; {', '.join(devices)}")

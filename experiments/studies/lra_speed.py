@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments.bench.step import MIB, Times
@@ -331,34 +330,25 @@ def figures(frame: Any) -> dict[str, Figure]:
 def draw_length(rows: list[Found]) -> Figure:
     """Return time of a step and memory by length, with the tokens of a batch fixed.
 
-    The standard Transformer is in every line of panels.
+    The standard Transformer is in every column of panels.
     """
     names = {"ms_median": "a training step (ms)", "peak_mib": "peak memory (MiB)"}
-    names = {name: text for name, text in names.items() if any(row.get(name) for row in rows)}
     key_of = lambda row: RowKey(row.attention, row.option, "")  # noqa: E731
     keys = sorted_rows(map(key_of, rows))
-    parts, labels, styles = groups(keys), row_labels(keys), row_styles(keys)
-    size = (f.PAGE, 2.3 * len(parts) + 0.3)
-    share: dict[str, Any] = {"squeeze": False, "sharex": True, "sharey": "col"}
-    figure, grid = plt.subplots(len(parts), len(names), figsize=size, **share)
-    lengths = sorted({row.length for row in rows})
-    for line, part in zip(grid, parts, strict=True):
-        for axes, name in zip(line, names, strict=True):
-            for key in part:
-                own = sorted((r for r in rows if key_of(r) == key), key=lambda r: r.length)
-                x = [row.length for row in own if row.get(name)]
-                short = ", where it fits" if len(x) < len(own) else ""
-                y = [row[name] for row in own if row.get(name)]
-                if x:
-                    f.curve(axes, x, y, styles[key], labels[key] + short)
-            f.length_axis(axes, lengths[::2] if len(lengths) > 4 else lengths)
-            f.plain_log_axis(axes)
-            axes.set_xlabel("length (tokens)" if axes in grid[-1] else "")
-        line[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
-    for axes, label in zip(grid[0], names.values(), strict=True):
-        axes.set_title(label)
+    labels, styles = row_labels(keys), row_styles(keys)
+
+    def curve(key: RowKey, name: str) -> f.Curve:
+        own = sorted((r for r in rows if key_of(r) == key), key=lambda r: r.length)
+        y = {row.length: row[name] for row in own if row.get(name)}
+        short = ", where it fits" if len(y) < len(own) else ""
+        return f.Curve(labels[key] + short, styles[key], y)
+
+    values = {
+        text: {" " * i: [curve(key, name) for key in part] for i, part in enumerate(groups(keys))}
+        for name, text in names.items()
+        if any(row.get(name) for row in rows)
+    }
     one, tokens = rows[0], {row.batch * row.length for row in rows}
     batch = f", {f.token_text(tokens.pop())} tokens a batch" if len(tokens) == 1 else ""
     model = f"{one.layers} layers, width {one.dim}, {one.heads} heads"
-    figure.suptitle(f"{one.device}, {one.precision}; {model}{batch}", fontsize=8)
-    return figure
+    return f.length_figure(values, f"{one.device}, {one.precision}; {model}{batch}")

@@ -2,7 +2,7 @@
 
 Standard attention and ours, each without checkpointing, with every layer checkpointed, and ours
 with attention's out and LSE kept. Peaks of two depths give what a layer adds, beside the formula.
-A context too long for the memory gets a row that says so. See docs/results/memory.md.
+See docs/results/memory.md.
 """
 
 import weakref
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils import checkpoint as recompute
@@ -26,11 +25,10 @@ from experiments.bench.cases import DTYPES
 from experiments.bench.gate import WrongResult
 from experiments.bench.step import MIB, free, peak_extra_mib, time_call
 from experiments.common import figures as f
-from experiments.common.devices import free_memory
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import markdown, short
 from experiments.studies import methods, runner
-from experiments.studies.runner import Run, both, choices, latest, needs
+from experiments.studies.runner import Run, both, choices, latest
 from sparseflash.layers import Rotary
 from sparseflash.testing import relative_error
 
@@ -222,7 +220,6 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
     device = run.device
 
     def one(row: Row) -> dict[str, Any]:
-        check_memory(case, device)
         check_result(case, device)
         half = case.layers // 2
         low = peak_mib(_step(case, half, device), device)
@@ -235,14 +232,6 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
         return found | time_call(step, device, run.options.seconds)._asdict()
 
     return one
-
-
-def check_memory(case: Case, device: torch.device) -> None:
-    """Raise MemoryError for a context too long: the stack keeps, and one layer is at work."""
-    need = case.layers * case.layer_bytes()
-    need += 0 if case.checkpoint == "none" else replace(case, checkpoint="none").layer_bytes()
-    need += 2 * case.score_bytes if case.attention == "standard" else 0  # dP and dS
-    needs(need, free_memory(device))
 
 
 def check_result(case: Case, device: torch.device) -> None:
@@ -313,17 +302,10 @@ def tables(frame: Any) -> dict[str, str]:
 def figures(frame: Any) -> dict[str, Figure]:
     """Return peak memory and time of a step against length."""
     kinds = _kinds(frame[frame.status == OK])
-    rows = [row for own in kinds.values() for row in own]
-    if not rows:
-        return {}
-    lengths = sorted({row.n for row in rows})
-    figure, panels = plt.subplots(1, 2, figsize=(f.PAGE, 2.6))
-    for axes, value in zip(panels, ("peak_mib", "ms_median"), strict=True):
-        for kind, own in kinds.items():
-            name, look = NAMES[kind]
-            f.curve(axes, [r.n for r in own], [r[value] for r in own], look, name)
-        axes.set_ylabel(f"{value.replace('_', ' ')} of a step")
-        f.length_axis(axes, lengths)
-        f.plain_log_axis(axes)
-    f.legend(figure, list(panels), columns=3)
-    return {f.file_name("activations", rows[0].device): figure}
+    values = {
+        f"{name.replace('_', ' ')} of a step": {
+            "": [f.Curve(*NAMES[kind], {r.n: r[name] for r in own}) for kind, own in kinds.items()]
+        }
+        for name in ("peak_mib", "ms_median")
+    }
+    return {f.file_name("activations", frame.device.iloc[-1]): f.length_figure(values)}

@@ -71,13 +71,10 @@ def test_the_gate_knows_rounding_from_a_fault(monkeypatch):
         memory.check_result(case, CPU)
 
 
-def test_rows_tables_and_figure(study, one, measured):
+def test_rows_tables_and_figure(measured):
     rows = measured("memory", "lengths=[32,64]", "dim=32", "hidden=48", "heads=2")
     for row in rows:
         scaled = (row.peak_mib + (LAYERS - 4) * row.layer_mib) * 2**20 / 1e9
         assert row.scaled_gb == pytest.approx(scaled, rel=1e-4)
     other = rows[0] | {"batch": 7, "peak_mib": 777.0}
     assert "777" not in str(memory.tables(frame([other, *rows])))
-    run = study("memory", "lengths=[1048576]")
-    (row,) = one(run, run.study.cases(run)[0])
-    assert row.status.startswith("out of memory: needs about") and row.formula_mib > 0
