@@ -45,7 +45,6 @@ class Language:
             "vocab": corpus.vocab,
             "train_tokens": len(corpus.train),
             "bytes_per_token": corpus.bytes_per_token,
-            "manifest": corpus.manifest,
         }
         self.unit = f"windows of {settings.context} tokens"
         self.tokens = settings.batch * settings.context

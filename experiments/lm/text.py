@@ -5,10 +5,9 @@ Ids are bytes, byte-pair encoding trained on the text, or those of nanoGPT's fil
 
 import hashlib
 import importlib
-import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from experiments.lra.tasks.task import cached
 
 STDLIB, PACKAGES = "stdlib", "packages"
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-SHOWN = 3  # undecodable files that an error names
 REMEDY = "give a folder of text files, stdlib, packages, or a folder with train.bin and val.bin"
 
 BYTES, BPE = "bytes", "bpe"
@@ -46,7 +44,6 @@ class Corpus:
     vocab: int
     end: int
     bytes_per_token: float | None  # of the validation part; None where texts are not at hand
-    manifest: list[dict[str, Any]] = field(default_factory=list)  # what was read, in what version
 
 
 def load_corpus(data: str, tokenizer: str, cache_dir: str, *, pattern: str = "*") -> Corpus:
@@ -63,14 +60,15 @@ def load_corpus(data: str, tokenizer: str, cache_dir: str, *, pattern: str = "*"
     folder = Path(data).expanduser()
     if any((folder / name).exists() for name in BINS):
         return _bins(folder)
-    name, texts, manifest = read_texts(data, pattern)
+    name, texts = read_texts(data, pattern)
     train, val = split(texts)
-    cache, key = Path(cache_dir), _key(digest_of(texts), tokenizer)
+    cache = Path(cache_dir)
+    key = {"texts": digest_of(texts), "tokenizer": tokenizer, "share": VAL_SHARE}
     if kind == BYTES:
         arrays = {"train": _as_bytes(train), "val": _as_bytes(val)}
         vocab, end = BYTE_END + 1, BYTE_END
     else:
-        encoder = _bpe(train, size, _bpe_file(cache, key))
+        encoder = _bpe(train, size, cache / f"lm-{digest(key)}.json")
         vocab, end = encoder.get_vocab_size(), encoder.token_to_id(END)
 
         def make() -> dict[str, np.ndarray]:
@@ -78,18 +76,14 @@ def load_corpus(data: str, tokenizer: str, cache_dir: str, *, pattern: str = "*"
 
         arrays = cached(cache, "lm", key, make)
     ratio = sum(map(len, val)) / max(1, len(arrays["val"]))
-    return Corpus(
-        name, tokenizer, digest_of(texts), **arrays, vocab=vocab, end=end, bytes_per_token=ratio,
-        manifest=manifest,
-    )  # fmt: skip
+    parts = arrays["train"], arrays["val"]
+    return Corpus(name, tokenizer, key["texts"], *parts, vocab, end, ratio)
 
 
 def refuse_vocabulary(corpus: Corpus, vocab: int, option: str) -> None:
     """Raise ValueError if the data have ids that a vocabulary does not hold."""
     for name, ids in (("train", corpus.train), ("val", corpus.val)):
-        parts = (ids[i : i + 2**24] for i in range(0, len(ids), 2**24))
-        top = max((int(part.max()) for part in parts), default=0)
-        if top >= vocab:
+        if (top := int(ids.max(initial=0))) >= vocab:
             raise ValueError(
                 f"{corpus.name}: {name} has the token {top}, and the vocabulary {vocab} ids "
                 f"({option}): it was made with another tokenizer; give vocab={top + 1} or more"
@@ -109,77 +103,52 @@ def _bins(folder: Path) -> Corpus:
         # the whole of OpenWebText takes minutes: samples and sizes say enough
         about.update(str(len(ids)).encode())
         about.update(np.ascontiguousarray(ids[:: max(1, len(ids) // 2**16)]).tobytes())
-    name = about.hexdigest()[:12]
-    manifest = [{"name": str(folder.name), "digest": name, "tokens": len(found[0]) + len(found[1])}]
-    return Corpus(folder.name, "bin", name, found[0], found[1], 0, GPT2_END, None, manifest)
+    return Corpus(folder.name, "bin", about.hexdigest()[:12], *found, 0, GPT2_END, None)
 
 
 # ---- documents
 
 
-def read_texts(data: str, pattern: str) -> tuple[str, list[bytes], list[dict[str, Any]]]:
-    """Return a name, the documents of an option `data=` as UTF-8, each once, and their manifest.
+def read_texts(data: str, pattern: str) -> tuple[str, list[bytes]]:
+    """Return a name, and the documents of an option `data=` as UTF-8, each once.
 
     Raises:
         ValueError: there is nothing to read, or files are not UTF-8; the error names them.
     """
-    path = Path(data).expanduser()
-    if pattern != "*" and data in (STDLIB, PACKAGES):
-        raise ValueError(
-            f"pattern={pattern}: is for a folder of text; leave it out for data={data}"
-        )
-    if data == STDLIB:
-        root = Path(sysconfig.get_paths()["stdlib"])
-        paths = (p for p in root.rglob("*.py") if not SKIPPED & {*p.relative_to(root).parts})
-        texts = _unique(filter(_is_text, map(_content, sorted(paths))))
-        about = {"name": "python", "version": sys.version.split()[0]}
-        return STDLIB, texts, [about | _described(texts)]
-    if data == PACKAGES:
-        return PACKAGES, *_packages()
-    if not path.is_dir():
+    if data in (STDLIB, PACKAGES):
+        if pattern != "*":
+            raise ValueError(f"pattern={pattern} is for a folder of text, not for data={data}")
+        contents = map(_content, _stdlib() if data == STDLIB else _packages())
+        return data, _unique(filter(_is_text, contents))
+    root = Path(data).expanduser()
+    if not root.is_dir():
         raise ValueError(f"data={data}: no such folder; {REMEDY}")
-    texts = _folder(path, pattern)
-    return path.name, texts, [{"name": path.name} | _described(texts)]
-
-
-def _folder(path: Path, pattern: str) -> list[bytes]:
-    hidden = (p for p in path.rglob(pattern) if not _hidden(p, path))
-    files = sorted(p for p in hidden if p.is_file())
-    if not files:
-        raise ValueError(f"data={path}: no file there fits pattern={pattern}; {REMEDY}")
-    contents = {p: p.read_bytes() for p in progress(files, len(files), f"reading {path}")}
-    if bad := [p for p, content in contents.items() if not _is_text(content)]:
-        names = ", ".join(str(p.relative_to(path)) for p in bad[:SHOWN])
-        more = f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    names = {p: p.relative_to(root) for p in sorted(root.rglob(pattern)) if p.is_file()}
+    files = [p for p, name in names.items() if not any(part[0] == "." for part in name.parts)]
+    contents = {p: p.read_bytes() for p in progress(files, len(files), f"reading {root}")}
+    if bad := [names[p] for p, content in contents.items() if not _is_text(content)]:
         raise ValueError(
-            f"data={path}: not UTF-8 text: {names}{more}; leave them out with pattern='*.txt', "
-            "or convert them with iconv"
+            f"data={root}: {len(bad)} files are not UTF-8 text, such as {bad[0]}; leave them out "
+            "with pattern='*.txt', or convert them with iconv"
         )
-    texts = _unique(contents.values())
-    if not texts:
-        raise ValueError(f"data={path}: its files are all empty; {REMEDY}")
-    return texts
+    if not (texts := _unique(contents.values())):
+        raise ValueError(f"data={root}: no text there fits pattern={pattern}; {REMEDY}")
+    return root.name, texts
 
 
-def _packages() -> tuple[list[bytes], list[dict[str, Any]]]:
-    """Return the Python files of the installed packages, package by package, and their manifest."""
+def _stdlib() -> Iterable[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return sorted(p for p in root.rglob("*.py") if not SKIPPED & {*p.relative_to(root).parts})
+
+
+def _packages() -> Iterable[Path]:
+    """Yield the Python files of the installed packages, package by package."""
     found: dict[str, metadata.Distribution] = {}
     for package in metadata.distributions():
         found.setdefault(str(package.metadata["Name"] or "").lower(), package)
-    texts, manifest, seen = [], [], set()
     for name in progress(sorted(found), len(found), "reading packages"):
         files = sorted(f for f in found[name].files or () if f.suffix == ".py")
-        paths = (Path(str(f.locate())) for f in files if not SKIPPED & {*f.parts})
-        if own := _unique(filter(_is_text, map(_content, paths)), seen):
-            manifest.append({"name": name, "version": found[name].version} | _described(own))
-            texts += own
-    if not texts:
-        raise ValueError("data=packages: no installed package has Python files; give data=stdlib")
-    return texts, manifest
-
-
-def _described(texts: Sequence[bytes]) -> dict[str, Any]:
-    return {"digest": digest_of(texts), "files": len(texts), "bytes": sum(map(len, texts))}
+        yield from (Path(str(f.locate())) for f in files if not SKIPPED & {*f.parts})
 
 
 def digest_of(texts: Iterable[bytes]) -> str:
@@ -191,15 +160,9 @@ def digest_of(texts: Iterable[bytes]) -> str:
     return found.hexdigest()[:12]
 
 
-def _unique(texts: Iterable[bytes], seen: set[bytes] | None = None) -> list[bytes]:
-    """Return the texts that are not empty, each once, and not those of `seen`."""
-    seen, kept = set() if seen is None else seen, []
-    for text in texts:
-        key = hashlib.sha256(text).digest()
-        if text and key not in seen:
-            seen.add(key)
-            kept.append(text)
-    return kept
+def _unique(texts: Iterable[bytes]) -> list[bytes]:
+    """Return the texts that are not empty, each once."""
+    return [text for text in dict.fromkeys(texts) if text]
 
 
 def _is_text(content: bytes) -> bool:
@@ -215,10 +178,6 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # listed by the package, but not there
         return b""
-
-
-def _hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
 def split(texts: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -251,15 +210,6 @@ def _kind(tokenizer: str) -> tuple[str, int]:
     raise ValueError(
         f"tokenizer={tokenizer}: choose bytes, or bpe:SIZE with a size of {SMALLEST} to {MOST}"
     )
-
-
-def _key(texts: str, tokenizer: str) -> dict[str, Any]:
-    """Return what tokens depend on; texts: the digest."""
-    return {"texts": texts, "tokenizer": tokenizer, "share": VAL_SHARE}
-
-
-def _bpe_file(cache: Path, key: dict[str, Any]) -> Path:
-    return cache / f"lm-{digest(key)}.json"
 
 
 def _as_bytes(texts: Sequence[bytes]) -> np.ndarray:

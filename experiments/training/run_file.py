@@ -15,8 +15,8 @@ The folder of a run holds
   `micro_batch`, may differ between sessions; here are those of the newest.
 - `scaled`: {key: [recipe, small]}, what `scale=small` changed; {} otherwise.
 - `task`: of classifiers `name`, `source`, `length`, `classes`, `baselines`, `examples` (train, val,
-  test); of language models `name`, `tokenizer`, `vocab`, `train_tokens`,
-  `bytes_per_token` and `manifest`.
+  test); of language models `name`, `tokenizer`, `vocab`, `train_tokens`
+  and `bytes_per_token`.
 - `data`: a digest of the data.
 - `params`: the number of parameters.
 - `mask`, `density`: the mask that the attention used, as text, and non-empty blocks / all blocks,

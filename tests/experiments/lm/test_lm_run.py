@@ -33,7 +33,7 @@ def test_the_loss_decreases(settings):
     curve = [loss for _, loss in result["curve"]]
     assert curve[0] > 4 and result["train_loss"] < curve[0]
     assert curve[-1] < 3.4 and result["val_loss"] < 4.2
-    assert result["saved_mib"] > 0 and run["task"]["manifest"][0]["name"] == "texts"
+    assert result["saved_mib"] > 0 and run["task"]["name"] == "texts"
     # the training loss is that of the last hundred steps
     assert tail([(50, 9.0), (100, 4.0), (150, 2.0), (200, 1.0)], 200) == 1.5
     assert tail([(2, 3.0), (3, 6.0)], 3) == 4.0
