@@ -19,7 +19,6 @@ from experiments.lra.runs import PRETRAINED, Run
 from experiments.lra.settings import Settings
 
 ALONE = "alone"  # the workload of a measured step
-WORK = ("batch", "precision", "layers", "dim", "heads")
 DEFAULTS: Any = OmegaConf.to_container(OmegaConf.structured(Settings))
 # Settings that runs of one cell may differ in.
 FREE = {each.name for each in fields(Settings) if each.metadata.get("free")}
@@ -117,8 +116,8 @@ def make_cells(
     A cell takes the settings with the most complete runs, then the newest. Each seed counts once:
     the complete run, then the newest. Runs cut short count only if none is complete.
 
-    steps: measured training steps, whose times replace those of the runs. A cell of another recipe,
-        batch, size or precision, or without a measurement, has no times then.
+    steps: measured training steps by the usual recipe, whose times replace those of the runs. A
+        cell of another recipe, or without a measurement, has no times then.
     """
     groups: dict[tuple[RowKey, Column], list[Run]] = {}
     left_out: list[tuple[Run, str]] = []
@@ -132,7 +131,7 @@ def make_cells(
     cells: Cells = {}
     for (row, column), found in groups.items():
         kept, others = _chosen(found)
-        timed = None if steps is None else _timed(row, column, kept, steps)
+        timed = None if steps is None else _timed(row, column, steps)
         cells[row, column] = Cell(kept, timed)
         left_out += others
     return cells, [f"left out: {run.place}, {why}" for run, why in left_out]
@@ -148,23 +147,16 @@ def sorted_columns(columns: Iterable[Column]) -> list[Column]:
     return sorted(set(columns), key=lambda column: (lra.order(lra.LABELS, column.task), column))
 
 
-def _timed(row: RowKey, column: Column, runs: Sequence[Run], steps: Steps) -> Steps:
-    """Return the newest measured step on each device of the same work as all runs: of their batch,
-    model and precision, where these are known.
-    """
+def _timed(row: RowKey, column: Column, steps: Steps) -> Steps:
+    """Return the newest measured step of the same work on each device."""
+    own = column.task, row.attention, row.mask, column.length
     found = {}
     for step in steps:
         option = step["option"] if isinstance(step["option"], str) else ""
-        own = step["task"], step["attention"], option, step["length"]
-        same = own == (column.task, row.attention, row.mask, column.length)
+        same = own == (step["task"], step["attention"], option, step["length"])
         if step["status"] == OK and not row.label and same:
-            found[step["device"], *(step[name] for name in ("pair", *WORK))] = step
-    newest = {step["device"]: step for step in found.values()}
-    known = [{**run.settings, **(run.settings.get("model") or {})} for run in runs]
-    return [
-        step for step in newest.values()
-        if all(each.get(name) in (None, step[name]) for each in known for name in WORK)
-    ]  # fmt: skip
+            found[step["device"]] = step
+    return [*found.values()]
 
 
 def _chosen(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
@@ -227,23 +219,15 @@ def mean_speedup(cells: Cells, row: RowKey, columns: Iterable[Column]) -> tuple[
         factor = speedup(cells, row, column) if column.task in lra.TIMED else None
         if factor is not None:
             factors.setdefault(column.task, []).append(factor)
-    means = [geometric_mean(each) for each in factors.values()]
+    means = [*map(geometric_mean, factors.values())]
     return geometric_mean(means) if means else None, len(means)
 
 
-# ---- means over the five tasks
+# ---- accuracy
 
 
-class Average(NamedTuple):
-    """The mean over the tasks that a row has."""
-
-    value: float
-    paper: float | None  # over the same tasks
-    cells: list[Cell]
-
-
-def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | None:
-    """Return the mean accuracy over those of the five tasks that the row has, None without any.
+def averaged(cells: Cells, row: RowKey, columns: Sequence[Column]) -> dict[str, Cell]:
+    """Return the cells by task over which a row is averaged, those of the five tasks that it has.
 
     Of several columns of a task, the first one counts that the row has: for Text those of the
     official rule, which chooses the checkpoint on the test split, come first. Then come official
@@ -254,14 +238,7 @@ def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | N
         cell = cells.get((row, column))
         if column.task in lra.AVERAGED and cell is not None and cell.accuracy is not None:
             chosen.setdefault(column.task, cell)
-    if not chosen:
-        return None
-    papers = [lra.PAPER.get((row.attention, task)) for task in chosen]
-    known = [value for value in papers if value is not None]
-    paper = None if row.label or len(known) < len(papers) else fmean(known)
-    return Average(
-        fmean(cell.accuracy or 0.0 for cell in chosen.values()), paper, [*chosen.values()]
-    )
+    return chosen
 
 
 def paper_value(row: RowKey, column: Column) -> float | None:

@@ -6,6 +6,7 @@ values of the paper (Dao et al. 2022) are in brackets.
 """
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -69,7 +70,7 @@ class Table:
             papers = [of.paper_value(row, c) for c in self.columns]
             earlier = [(row.attention, c.task) in lra.EARLIER for c in self.columns]
             texts = list(map(accuracy_text, cells, papers, earlier))
-            texts.append(_average_text(of.average(self.cells, row, self.columns)))
+            texts.append(_average_text(row, of.averaged(self.cells, row, self.columns)))
             texts.append(self._mean_speedup_text(row))
             peak = max((cell.memory_mib or 0 for cell in cells if cell), default=0)
             lines.append([row.text, *texts, f"{peak:.0f}" if peak else MISSING])
@@ -157,15 +158,17 @@ def accuracy_text(cell: Cell | None, paper: float | None = None, earlier: bool =
     return text if paper is None else f"{text} [{paper:.1f}{'*' * earlier}]"
 
 
-def _average_text(found: of.Average | None) -> str:
-    """Return the mean without the missing tasks."""
-    if found is None:
+def _average_text(row: RowKey, cells: dict[str, Cell]) -> str:
+    """Return the mean without the missing tasks, and the paper's over the same ones."""
+    if not cells:
         return MISSING
-    count, all_tasks = len(found.cells), len(lra.AVERAGED)
-    text = f"{found.value:.1f}"
-    text += _marks(all(c.complete for c in found.cells), all(c.tested for c in found.cells))
+    text = f"{fmean(cell.accuracy or 0.0 for cell in cells.values()):.1f}"
+    text += _marks(all(c.complete for c in cells.values()), all(c.tested for c in cells.values()))
+    count, all_tasks = len(cells), len(lra.AVERAGED)
     text += f" ({count} of {all_tasks})" if count < all_tasks else ""
-    return text + ("" if found.paper is None else f" [{found.paper:.1f}]")
+    if row.label or row.attention not in lra.PAPER_SPEEDUP:
+        return text
+    return f"{text} [{fmean(lra.PAPER[row.attention, task] for task in cells):.1f}]"
 
 
 def _marks(complete: bool, tested: bool) -> str:

@@ -10,7 +10,7 @@ from experiments.lra import published as lra
 from experiments.lra.cells import (
     Column,
     RowKey,
-    average,
+    averaged,
     difference,
     make_cells,
     mean_speedup,
@@ -170,9 +170,9 @@ def test_sources_and_lengths_of_data_have_columns_of_their_own(table):
         "ListOps (generated, 2k)", "ListOps (official, 2k)", "Text (generated, 4k)",
         "Text (official, 10 % held out, 512)", "Text (official, 1k)", "Image (CIFAR-10 gray, 2k)",
     ]  # fmt: skip
-    mean = average(found.cells, STANDARD, found.columns)
+    mean = averaged(found.cells, STANDARD, found.columns)
     # official data, the official rule
-    assert mean is not None and mean.value == pytest.approx((30 + 65 + 40) / 3)
+    assert sorted(cell.accuracy for cell in mean.values()) == pytest.approx([30, 40, 65])
     assert f"Image (CIFAR-10 gray, 2k): {CIFAR}" in found.footnotes()
 
 
@@ -185,8 +185,6 @@ def test_averages_are_over_the_five_tasks_and_compare_with_the_same_of_the_paper
         run("linear", settings={"recipe": "google"}),
         run("linear", "text", steps=500, result=False, settings={"recipe": "google"}),
     )
-    found = average(made.cells, STANDARD, made.columns)
-    assert found is not None and found.value == pytest.approx((37 + 65 + 42) / 3)
     assert value(made, "Transformer", "average") == "48.0 (3 of 5) [47.3]"
     assert value(made, "Transformer", "Path-X (generated, 2k)").startswith("90.0")
     # another recipe is not that of the paper; a mean is marked where one of its cells is
@@ -256,20 +254,16 @@ def test_times_come_from_measured_steps_where_they_are_given(table):
         STEP | {"attention": "sparse", "option": "butterfly", "ms_median": 1.0},
         STEP | {"attention": "local", "length": 1024},  # of another length
         STEP | {"attention": "linear", "status": "out of memory"},
-        *(STEP | {"attention": name} for name in ("smyrf", "reformer", "performer")),
     ]
     found = table(
         *(run(name, ms=99.0) for name in ("standard", "flash", "local", "linear", "sparse")),
-        run("sparse", ms=99.0, mask="butterfly"), run("smyrf", settings={"batch": 64}),
-        run("reformer", settings={"model": {"layers": 4}}),
-        run("performer", settings={"precision": "fp32"}), steps=steps,
+        run("sparse", ms=99.0, mask="butterfly"), steps=steps,
     )  # fmt: skip
     rows = {
         "FlashAttention": ("2.00x [2.4x]", "500"),
         "block-sparse, butterfly": ("8.00x [2.8x]", "600"),
         **{name: (f"– [{paper}x]", "–") for name, paper in {
-            "block-sparse": 2.8, "local attention": 1.7, "linear attention": 2.3,
-            "Smyrf": 1.7, "Reformer": 1.3, "Performer": 1.8}.items()},  # of other work
+            "block-sparse": 2.8, "local attention": 1.7, "linear attention": 2.3}.items()},
     }  # fmt: skip
     for name, texts in rows.items():
         assert tuple(value(found, name, head) for head in ("speed-up", "peak MiB")) == texts, name
