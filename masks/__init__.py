@@ -4,9 +4,9 @@
 
 from masks import interop
 from masks.algebra import Mask
-from masks.block_lists import BlockLists
 from masks.block_mask import BlockMask
 from masks.registry import PATTERNS, TRANSFORMS, Example, pattern, transform
+from masks.segments import BlockLists
 from masks.spec import parse
 from masks.patterns.bands import *
 from masks.patterns.columns import *

@@ -13,14 +13,12 @@ from masks import files
 from masks.analysis.partition import Partition, partition
 from masks.analysis.reach import Reach, reach
 from masks.analysis.stats import Stats, stats
-from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
-from masks.checks import block_sizes
+from masks.checks import block_sizes, layout_extents, read_array, to_numpy
 from masks.draw import draw
 from masks.registry import Keyed, remember
-from masks.runs import Bools, Grid, Ints
-from masks.take import from_array, from_layout, take
-from masks.tiles import unpack_bits
-from masks.types import BlockData
+from masks.runs import Bools, Grid, Ints, compact
+from masks.segments import BlockLists, Segments, block_lists
+from masks.tiles import EMPTY, FULL, Tiles, edge_tiles, ordered, pack_bits, unpack_bits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,9 +87,80 @@ class BlockMask(Keyed):
             raise ValueError("neighbouring runs have equal tiles: join them")
 
     @classmethod
+    def of(
+        cls, grid: Grid, starts: Ints, codes: NDArray, tiles: Tiles, text: str = ""
+    ) -> "BlockMask":
+        """Return the block mask of the tokens of a grid, from runs whose codes number `tiles`."""
+        bits = ordered(tiles, codes)  # numbers the codes again
+        n_q, n_k = grid.n_q - grid.q_origin, grid.n_k - grid.k_origin
+        sizes = grid.block_q, grid.block_k
+        return cls(n_q, n_k, sizes, grid.batch, grid.heads, starts, codes, bits, text)
+
+    @classmethod
+    def of_blocks(
+        cls, tiles: Tiles, x: Ints, codes: NDArray[np.int32], text: str = ""
+    ) -> "BlockMask":
+        """Return the block mask that has codes[i], numbers of `tiles`, on block x[i], and EMPTY
+        elsewhere; x ascends.
+        """
+        starts, codes = _runs(x, codes, tiles.grid.size)
+        return cls.of(tiles.grid, starts, codes, tiles, text)
+
+    @classmethod
+    def of_segments(
+        cls,
+        blocks: Segments,
+        n_q: int,
+        n_k: int,
+        cut: Ints | None = None,
+        slices: tuple[int, int] | None = None,
+    ) -> "BlockMask":
+        """Return the mask of n_q queries and n_k keys with blocks that were moved.
+
+        Args:
+            blocks: of `Segments.blocks`, with new rows and columns, in any order, no place twice.
+            n_q, n_k: tokens. A block that the new end cuts must have been cut so before.
+            cut: (nnz,), how many of its keys a block has; all of them where None. A full block with
+                fewer keys becomes a partial one, so that it may lie anywhere.
+            slices: (batch, heads) of the new mask, whose slices the blocks have; as before by
+                default.
+        """
+        old, (block_q, block_k) = blocks.grid, (blocks.grid.block_q, blocks.grid.block_k)
+        grid = Grid(n_q, n_k, block_q, block_k, *(slices or (old.batch, old.heads)))
+        tile, bits = blocks.tile.astype(np.int64), blocks.bits
+        if cut is not None and (short := blocks.full & (cut < block_k)).any():
+            for width in np.unique(cut[short]).tolist():
+                edge = edge_tiles(block_q, width, (block_q, block_k))[-1:]
+                same = np.flatnonzero((bits == edge).all((1, 2)))
+                tile[short & (cut == width)] = same[0] if len(same) else len(bits)
+                bits = bits if len(same) else np.concatenate([bits, edge])
+        x = (blocks.s * grid.rows + blocks.row) * grid.cols + blocks.col
+        order = np.argsort(x, kind="stable")
+        x, tile = x[order], tile[order]
+        used, first = np.unique(tile[tile >= 0], return_index=True)
+        used = used[np.argsort(first)]
+        number = np.full(len(bits) + 1, FULL)  # the last entry is that of a full block, -1
+        number[used] = np.arange(len(used))
+        starts, codes = _runs(x, number[tile], grid.size)
+        sizes = block_q, block_k
+        return cls(n_q, n_k, sizes, grid.batch, grid.heads, starts, codes, bits[used])
+
+    @classmethod
     def from_dense(cls, array: ArrayLike, block_size: int | tuple[int, int] = 128) -> "BlockMask":
         """Return the block mask of a boolean array or tensor; see `mask_from`."""
-        return cls(*from_array(array, block_size))
+        data, text = read_array(array)
+        batch, heads, n_q, n_k = data.shape
+        grid = Grid(n_q, n_k, *block_sizes(block_size), batch, heads)
+        tiles, codes = Tiles(grid), []
+        for line in range(grid.slices * grid.rows):
+            s, row = divmod(line, grid.rows)
+            tokens = data[s // heads, s % heads, grid.q_first[row] : grid.q_last[row] + 1]
+            padded = np.zeros((grid.block_q, grid.cols * grid.block_k), bool)
+            padded[: len(tokens), :n_k] = tokens
+            blocks = padded.reshape(grid.block_q, grid.cols, grid.block_k).swapaxes(0, 1)
+            col = np.arange(grid.cols)
+            codes.append(tiles.codes(pack_bits(blocks), grid.cut(np.full_like(col, row), col)))
+        return cls.of_blocks(tiles, np.arange(grid.size), np.concatenate(codes), text)
 
     @classmethod
     def from_layout(
@@ -112,7 +181,17 @@ class BlockMask(Keyed):
             n_q, n_k: tokens; rows * block_q and cols * block_k by default. The last block of a row
                 or column may be cut.
         """
-        return cls(*from_layout(layout, block_size, n_q, n_k))
+        data = to_numpy(layout)
+        if data.dtype != bool and not np.issubdtype(data.dtype, np.integer):
+            raise ValueError(
+                f"layout is {data.dtype}: give booleans or integers, 0 for an empty block"
+            )
+        if not data.size:
+            raise ValueError(f"layout has shape {data.shape}: give at least one block")
+        batch, heads, n_q, n_k, *sizes = layout_extents(data.shape, block_size, n_q, n_k)
+        grid = Grid(n_q, n_k, sizes[0], sizes[1], batch, heads)
+        codes = np.where(data.ravel() != 0, FULL, EMPTY).astype(np.int32)
+        return cls.of_blocks(Tiles(grid), np.arange(grid.size), codes)
 
     @cached_property
     def grid(self) -> Grid:
@@ -165,11 +244,11 @@ class BlockMask(Keyed):
 
     def csr(self) -> BlockLists:
         """Return the non-empty key blocks of every (slice, query block)."""
-        return row_lists(self.grid, self.starts, self.tiles)
+        return block_lists(Segments.of(self), by_row=True)
 
     def csc(self) -> BlockLists:
         """Return the non-empty query blocks of every (slice, key block)."""
-        return column_lists(self.grid, self.starts, self.tiles)
+        return block_lists(Segments.of(self), by_row=False)
 
     def stats(self, *, batch: int | None = None, head: int | None = None) -> Stats:
         """Densities, loads, holes and distances; see `masks.analysis.stats.stats`."""
@@ -205,7 +284,28 @@ class BlockMask(Keyed):
             rows, cols: (R,) and (C,) different numbers of block rows and block columns. A last
                 block with fewer tokens has to stay the last one.
         """
-        return BlockMask(*take(self, rows, cols))
+        blocks, tokens, places = Segments.of(self).blocks(), [], []
+        for name, given, n, size, count in (
+            ("rows", rows, self.n_q, self.block_size[0], self.rows),
+            ("cols", cols, self.n_k, self.block_size[1], self.cols),
+        ):
+            chosen = np.asarray(given)
+            if chosen.ndim != 1 or not chosen.size or not np.issubdtype(chosen.dtype, np.integer):
+                raise ValueError(f"{name} is {chosen!r}: give (R,) numbers of blocks, at least one")
+            if chosen.min() < 0 or chosen.max() >= count or len(np.unique(chosen)) < len(chosen):
+                raise ValueError(f"{name} must be different numbers from 0 to {count - 1}")
+            widths = np.minimum((chosen + 1) * size, n) - chosen * size
+            if (widths[:-1] < size).any():
+                raise ValueError(
+                    f"{name}: the last block has {n % size} tokens, it must stay the last"
+                )
+            place = np.full(count, -1)
+            place[chosen] = np.arange(len(chosen))
+            tokens.append(int(widths.sum()))
+            places.append(place)
+        row, col = places[0][blocks.row], places[1][blocks.col]
+        kept = blocks.at(row, col).where((row >= 0) & (col >= 0))
+        return BlockMask.of_segments(kept, *tokens)
 
     def partition(self, ranks: int, **options: Any) -> "Partition":
         """Return what devices that share the sequence do; see `masks.analysis.partition`."""
@@ -213,7 +313,7 @@ class BlockMask(Keyed):
 
     def save(self, path: str | Path) -> None:
         """Write an .npz file, without pickle, to exactly `path`; ValueError for what is none."""
-        files.write(path, BlockData(*(getattr(self, name) for name in BlockData._fields)), self.key)
+        files.write(path, {name: getattr(self, name) for name in files.FIELDS}, self.key)
 
     @classmethod
     def load(cls, path: str | Path) -> "BlockMask":
@@ -245,3 +345,10 @@ class BlockMask(Keyed):
             f"{self.block_size}, batch {self.batch}, heads {self.heads}, "
             f"density {self.density:.4g})"
         )
+
+
+def _runs(x: Ints, codes: NDArray, size: int) -> tuple[Ints, NDArray]:
+    """Return (starts, codes) of runs with codes[i] on block x[i], EMPTY elsewhere; x ascends."""
+    starts = np.append(0, np.stack([x, x + 1], axis=1))
+    both = np.append(EMPTY, np.stack([codes, np.full_like(codes, EMPTY)], axis=1))
+    return compact(starts, both.astype(np.int32), size)

@@ -17,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks import runs as rl
-from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
 from masks.leaves.geometry import row_numbers
 from masks.looks import Copies
 from masks.registry import by_text
 from masks.runs import Grid, Ints
-from masks.tiles import Tiles, ordered, pack_bits
-from masks.types import BlockData, Changes, Mask, Placed
+from masks.tiles import EMPTY, FULL, Tiles, pack_bits
+from masks.types import Changes, Mask, Placed
 
 BLOCKS_AT_ONCE = 1 << 16  # bounds the memory for signatures
 RUNS_AT_ONCE = 1 << 17  # arrays that stay in cache, where larger ones pay for new pages
@@ -55,7 +54,7 @@ def build(
     )
     blocks = cache.get((mask.key, grid))
     if blocks is None:
-        blocks = BlockMask(*resolve(mask, grid))
+        blocks = resolve(mask, grid)
         cache.put((mask.key, grid), blocks)
     return blocks
 
@@ -79,7 +78,7 @@ def _extent(name: str, mask: Mask, fixed: int | None, period: int, given: int | 
     return given or period
 
 
-def resolve(mask: Mask, grid: Grid) -> BlockData:
+def resolve(mask: Mask, grid: Grid) -> BlockMask:
     """Evaluate the mixed blocks, and join everything to the block mask of the grid's tokens."""
     tiles = Tiles(grid)
 
@@ -90,7 +89,7 @@ def resolve(mask: Mask, grid: Grid) -> BlockData:
     repeats = mask.repeats(grid)
     copies = Copies(grid, repeats) if repeats else None
     starts, codes = copies.runs(look) if copies and copies.worthwhile else look(grid)
-    return BlockData.of(grid, starts, codes, ordered(tiles, codes), mask.key)
+    return BlockMask.of(grid, starts, codes, tiles, mask.key)
 
 
 def settle(

@@ -1,5 +1,6 @@
 """Checks of arguments: plain Python values come out, or a ValueError that names the remedy."""
 
+import hashlib
 import inspect
 import operator
 import os
@@ -7,6 +8,9 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _NAMES = {"batch": "b", "head": "h", "query": "q", "key": "k", "kv": "k"}  # of one letter, and
 _NUMBER = re.compile(r"(batch|head|query|key|kv|b|h|q|k)_?(i|id|idx|index|pos|position|token)?s?")
@@ -79,6 +83,54 @@ def block_sizes(block_size: Any) -> tuple[int, int]:
         if size % 16 or not 16 <= size <= 256:
             raise ValueError(f"block_size is {size}: give multiples of 16 between 16 and 256")
     return block_q, block_k
+
+
+def to_numpy(array: Any) -> NDArray:
+    """Return a NumPy array of an array or of a tensor on any device."""
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+
+
+def read_array(array: Any) -> tuple[NDArray[np.bool_], str]:
+    """Return (a read-only copy (batch, heads, n_q, n_k), its text) of what `mask_from` takes."""
+    data = np.array(to_numpy(array))
+    if data.dtype != bool:
+        kind = type(array).__name__ if data.dtype == object else data.dtype
+        raise ValueError(f"array is {kind}: give booleans, True where allowed")
+    if data.ndim not in (2, 3, 4) or data.size == 0:
+        raise ValueError(
+            f"array has shape {data.shape}: give (n_q, n_k), (heads, n_q, n_k) "
+            "or (batch, heads, n_q, n_k), none of them 0"
+        )
+    digest = hashlib.sha256(np.packbits(data).data).hexdigest()
+    data = np.ascontiguousarray(data.reshape((1,) * (4 - data.ndim) + data.shape))
+    data.flags.writeable = False
+    return data, f"mask_from({data.shape}, sha256='{digest}')"
+
+
+def layout_extents(
+    shape: tuple[int, ...], block_size: int | tuple[int, int], n_q: int | None, n_k: int | None
+) -> tuple[int, int, int, int, int, int]:
+    """Return batch, heads, n_q, n_k, block_q and block_k of a layout with this shape.
+
+    Raises ValueError for a shape that is not (rows, cols), (heads, rows, cols) or (batch, heads,
+    rows, cols), and for tokens that have another number of blocks.
+    """
+    if len(shape) not in (2, 3, 4):
+        raise ValueError(
+            f"layout has shape {tuple(shape)}: give (rows, cols), (heads, rows, cols) or"
+            " (batch, heads, rows, cols)"
+        )
+    batch, heads, rows, cols = (1,) * (4 - len(shape)) + tuple(shape)
+    sizes, tokens = block_sizes(block_size), []
+    for name, n, block, count in zip(("n_q", "n_k"), (n_q, n_k), sizes, (rows, cols), strict=True):
+        n = count * block if n is None else integer(name, n, min=0)
+        if -(-n // block) != count:
+            raise ValueError(
+                f"{name} is {n}, {-(-n // block)} blocks of {block} tokens, and layout has {count}:"
+                f" give {name} between {(count - 1) * block + 1} and {count * block}"
+            )
+        tokens.append(n)
+    return batch, heads, tokens[0], tokens[1], *sizes
 
 
 class Installed:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.block_lists import EMPTY, FULL, row_segments
 from masks.checks import Installed, file_path, integer
 from masks.files import replace
-from masks.tiles import unpack_bits
+from masks.segments import row_segments
+from masks.tiles import EMPTY, FULL, unpack_bits
 from masks.types import BlockMask
 
 if TYPE_CHECKING:

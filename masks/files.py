@@ -9,17 +9,16 @@ from typing import IO, Any
 import numpy as np
 
 from masks.checks import file_path
-from masks.types import BlockData
 
 FORMAT = 2  # of the files
-NAMES = {"format", "key", *BlockData._fields}
-EXAMPLE = "mask.npz"
 SCALARS = ("n_q", "n_k", "block_size", "batch", "heads", "text")
+FIELDS = (*SCALARS, "starts", "tiles", "bits")
+EXAMPLE = "mask.npz"
 
 
-def write(path: str | Path, data: BlockData, key: str) -> None:
+def write(path: str | Path, fields: dict[str, Any], key: str) -> None:
     """Write a block mask and its key to exactly `path`. ValueError for what is no path."""
-    content: dict[str, Any] = {"format": FORMAT, "key": key, **data._asdict()}
+    content: dict[str, Any] = {"format": FORMAT, "key": key, **fields}
     replace(file_path(path, EXAMPLE), lambda file: np.savez_compressed(file, **content))
 
 
@@ -70,11 +69,11 @@ def read(path: str | Path, make: Callable[..., Any]) -> Any:
             f"{path} has format {found}, and this version reads {FORMAT}: write it again with "
             "BlockMask.save"
         )
-    if set(content) != NAMES:
+    if set(content) != {"format", "key", *FIELDS}:
         raise ValueError(f"{path} is no block mask: write one with BlockMask.save")
     content |= {name: content[name].tolist() for name in (*SCALARS, "key")}
     try:
-        blocks = make(**{name: content[name] for name in BlockData._fields})
+        blocks = make(**{name: content[name] for name in FIELDS})
         if blocks.key != content["key"]:
             raise ValueError
     except ValueError as error:

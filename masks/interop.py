@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
-from masks.checks import argument_places, block_sizes
+from masks.checks import argument_places, block_sizes, to_numpy
 from masks.runs import Bools, Grid, Ints, quotient
-from masks.take import to_numpy
-from masks.tiles import Tiles, assemble, pack_bits
+from masks.tiles import EMPTY, FULL, Tiles, pack_bits
 
 __all__ = ["from_flex", "to_flex"]
 
@@ -124,7 +122,7 @@ def from_flex(flex_mask: Any) -> BlockMask:
     x, codes = x[order], codes[order]
     if (x[1:] == x[:-1]).any():
         raise ValueError("a block is listed twice: give each non-empty block once")
-    return BlockMask(*assemble(tiles, x, codes))
+    return BlockMask.of_blocks(tiles, x, codes)
 
 
 def _ordered(chosen: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks import runs as rl
-from masks.block_lists import EMPTY, row_segments
 from masks.leaves.geometry import row_numbers
 from masks.runs import Bools, Codes, Grid, Ints, Runs, expand, quotient, ranges
+from masks.segments import row_segments
+from masks.tiles import EMPTY
 from masks.types import Moves, Repeats
 
 NEAR = 16  # rows in one window, for each one has to find which of its tiles are alike
@@ -219,31 +220,23 @@ class Squares(NamedTuple):
     col: Ints  # (T,)
 
 
-class Segments(NamedTuple):
-    """Blocks start..stop-1 of the flattened grid, all in one row, with a code."""
-
-    start: Ints
-    stop: Ints
-    code: Codes
-
-
 def classify(grid: Grid, codes_of: Callable[[Squares], Codes]) -> Runs:
     """Return runs of a grid, from a function that gives each square a code (MIXED: undecided)."""
     size = 1 << (min(grid.rows, grid.cols) - 1).bit_length()
     first = np.indices((grid.slices, -(-grid.rows // size), -(-grid.cols // size)))
     s, row, col = first.reshape(3, -1).astype(np.int64)
     stack = [Squares(size, s, row * size, col * size)]
-    found: list[Segments] = []
+    found: list[tuple[Ints, Ints, Codes]] = []  # (start, stop, code)
     held, limit = 0, WAITING
     while stack:
         squares = stack.pop()
         code = np.broadcast_to(codes_of(squares), squares.row.shape)
         decided = code == rl.FULL if squares.size > 1 else code != rl.EMPTY
         found.append(_segments(grid, _choose(squares, decided), code[decided]))
-        held += len(found[-1].start)
+        held += len(found[-1][0])
         if held > limit:
             found = [_join(found)]
-            held = len(found[0].start)
+            held = len(found[0][0])
             limit = max(WAITING, 2 * held)
         if squares.size > 1:
             smaller = _quarters(grid, _choose(squares, code == rl.MIXED))
@@ -264,20 +257,20 @@ def _quarters(grid: Grid, squares: Squares) -> Squares:
     return _choose(Squares(half, np.repeat(squares.s, 4), row, col), inside)
 
 
-def _segments(grid: Grid, squares: Squares, code: Codes) -> Segments:
-    """Return the rows of squares."""
+def _segments(grid: Grid, squares: Squares, code: Codes) -> tuple[Ints, Ints, Codes]:
+    """(start, stop, code) of the rows of squares."""
     size, s, row, col = squares
     first = (s * grid.rows + row) * grid.cols + col
     width = np.minimum(size, grid.cols - col)
     if size == 1:
-        return Segments(first, first + 1, code)
+        return first, first + 1, code
     height = np.minimum(size, grid.rows - row)
     of, below = expand(np.zeros_like(height), height)
     start = first[of] + below * grid.cols
-    return Segments(start, start + width[of], code[of])
+    return start, start + width[of], code[of]
 
 
-def _join(found: list[Segments]) -> Segments:
+def _join(found: list[tuple[Ints, Ints, Codes]]) -> tuple[Ints, Ints, Codes]:
     """In ascending order, neighbours of one code in one."""
     start, stop, code = (np.concatenate(parts) for parts in zip(*found, strict=True))
     order = np.argsort(start)
@@ -285,4 +278,4 @@ def _join(found: list[Segments]) -> Segments:
     begins = np.ones(len(start), bool)
     begins[1:] = (start[1:] != stop[:-1]) | (code[1:] != code[:-1])
     ends = np.append(begins[1:], np.ones(min(len(start), 1), bool))
-    return Segments(start[begins], stop[ends], code[begins])
+    return start[begins], stop[ends], code[begins]

@@ -1,7 +1,5 @@
-"""Bit tiles of partial blocks, and block masks assembled from the codes of their blocks.
-
-`Tiles` classifies tiles (empty, full or partial) and numbers the distinct ones; `assemble` brings
-the codes of blocks into the normal form of a `BlockMask`.
+"""Bit tiles of partial blocks: `Tiles` classifies them (empty, full or partial), and numbers the
+distinct ones.
 """
 
 from collections.abc import Iterator
@@ -11,11 +9,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from masks import runs as rl
-from masks.block_lists import EMPTY, FULL
 from masks.leaves.geometry import hashes
 from masks.runs import Bools, Grid, Ints, quotient
-from masks.types import BlockData
+
+EMPTY, FULL = -2, -1  # codes of blocks in a `BlockMask`; one >= 0 is the number of a bit tile
 
 Words = NDArray[np.uint32]
 
@@ -116,23 +113,6 @@ class Tiles:
             tile, cut = quotient(kinds[part], 4)
             codes[part] = self.codes(bits[tile], cut)
         return codes[kind]
-
-
-def assemble(
-    tiles: Tiles, x: Ints, codes: NDArray[np.int32], length: Ints | int = 1, *, text: str = ""
-) -> BlockData:
-    """Return the block mask that has codes[i] on the blocks x[i]..x[i] + length[i] - 1, EMPTY
-    elsewhere.
-
-    Args:
-        tiles: those that codes >= 0 are the numbers of.
-        x: ascending positions in the flattened grid; the segments do not overlap.
-    """
-    grid = tiles.grid
-    starts = np.append(0, np.stack([x, x + length], axis=1))
-    both = np.append(EMPTY, np.stack([codes, np.full_like(codes, EMPTY)], axis=1))
-    starts, both = rl.compact(starts, both.astype(np.int32), grid.size)
-    return BlockData.of(grid, starts, both, ordered(tiles, both), text)
 
 
 def ordered(tiles: Tiles, codes: NDArray[np.int32]) -> Words:

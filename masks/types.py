@@ -1,15 +1,9 @@
-"""What masks and functions over masks pass to each other.
-
-A function that makes a block mask returns `BlockData`, which `BlockMask(*data)` checks.
-"""
+"""What masks and functions over masks pass to each other."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numpy import int32, uint32
-from numpy.typing import NDArray
-
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.runs import Bools, Ints, Runs
 
 Changes = Callable[[Ints, Ints], Bools]  # of (slice, token)
 
@@ -46,29 +40,6 @@ class Repeats(NamedTuple):
     kind: Ints  # (rows,)
     move: Ints | None  # (rows,) in block columns; None where any moves will do
     head: int = 0
-
-
-class BlockData(NamedTuple):
-    """The fields of a `BlockMask`, in its order; see there for what they mean."""
-
-    n_q: int
-    n_k: int
-    block_size: tuple[int, int]
-    batch: int
-    heads: int
-    starts: Ints
-    tiles: NDArray[int32]
-    bits: NDArray[uint32]
-    text: str = ""
-
-    @classmethod
-    def of(
-        cls, grid: Grid, starts: Ints, tiles: NDArray[int32], bits: NDArray[uint32], text: str
-    ) -> "BlockData":
-        """On the tokens of a grid."""
-        n_q, n_k = grid.n_q - grid.q_origin, grid.n_k - grid.k_origin
-        sizes = grid.block_q, grid.block_k
-        return cls(n_q, n_k, sizes, grid.batch, grid.heads, starts, tiles, bits, text)
 
 
 # `masks.BlockMask` and `masks.Mask`, whose modules import the functions that are written for them.

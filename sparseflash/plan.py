@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from masks import BlockMask, Mask
+from masks import BlockLists, BlockMask, Mask
 from masks.spec import find
 from sparseflash.backends.cpu_choices import block_size_for
 from sparseflash.backends.protocol import (
@@ -23,7 +23,6 @@ from sparseflash.cache import cache
 from sparseflash.problem import Layout, Options, Problem, key_of
 from sparseflash.request import Request
 from sparseflash.schedule.blocks import (
-    BlockLists,
     Schedule,
     ScheduleFacts,
     TileLists,

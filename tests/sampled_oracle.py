@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparseflash.schedule.blocks import BlockLists, Schedule, unpack_bits
+from masks import BlockLists
+from sparseflash.schedule.blocks import Schedule, unpack_bits
 
 
 class RowResults(NamedTuple):

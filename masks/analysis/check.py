@@ -9,10 +9,10 @@ import numpy as np
 
 from masks.analysis.reach import Reach, built, reach
 from masks.analysis.remedies import less_waste
-from masks.analysis.segments import Segments, allowed_pairs, ranges, seeing, seen
 from masks.analysis.stats import Load, Stats, count_of, number, percent, spans, stats
 from masks.checks import flag, integer
 from masks.registry import PATTERNS
+from masks.segments import Segments, allowed_pairs, ranges, seeing, seen
 from masks.types import BlockMask, Mask
 
 LAYERS = 64  # that are followed where a model has fewer

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.analysis.segments import Segments, merged
 from masks.runs import Bools, Grid, Ints, expand
+from masks.segments import Segments, merged
 from masks.tiles import unpack_bits
 
 CHUNK_BYTES = 2 << 20  # of bits at a time, so that they stay in the cache

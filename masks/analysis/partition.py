@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from masks.checks import file_path, flag, integer
 from masks.draw import COLOURS, EXAMPLE, NEEDS_MATPLOTLIB, save
 from masks.runs import Bools, Ints
-from masks.take import Blocks, blocks_of
+from masks.segments import Segments
 from masks.types import BlockMask
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Route(NamedTuple):
 
 
 def route(
-    blocks: Blocks, unit: Ints, owner: Ints, ranks: int, price: float, queries: bool = True
+    blocks: Segments, unit: Ints, owner: Ints, ranks: int, price: float, queries: bool = True
 ) -> Route:
     """Return how each block is served.
 
@@ -304,8 +304,8 @@ def partition(
     if unknown:
         raise ValueError(f"unknown sizes {sorted(unknown)}: choose from {Sizes._fields[2:]}")
     sized = Sizes(heads, kv_heads, **{"v_dim": sizes.get("head_dim", 128)} | sizes)
-    blocks = blocks_of(mask)
-    unit = units(mask, blocks.slice, kv_heads)
+    blocks = Segments.of(mask).blocks()
+    unit = units(mask, blocks.s, kv_heads)
     count = _Counts(mask, sized, size)
     found, costs = [], []
     for name, given in owners(mask.rows, blocks, ranks, owner):
@@ -340,8 +340,8 @@ class _Counts:
 
 
 def _counted(
-    name: str, owner: Ints, ranks: int, mask: BlockMask, blocks: Blocks, unit: Ints, count: _Counts,
-    queries: bool,
+    name: str, owner: Ints, ranks: int, mask: BlockMask, blocks: Segments, unit: Ints,
+    count: _Counts, queries: bool,
 ) -> Partition:  # fmt: skip
     way = route(blocks, unit, owner, ranks, count.price, queries)
     received, sent = np.zeros(ranks), np.zeros(ranks)
@@ -369,7 +369,7 @@ def _counted(
 # ---- owners: the rank of every block of tokens, as many for each as go ----
 
 
-def owners(n: int, blocks: Blocks, ranks: int, owner: Any) -> Iterator[tuple[str, Ints]]:
+def owners(n: int, blocks: Segments, ranks: int, owner: Any) -> Iterator[tuple[str, Ints]]:
     """Yield (name, (n,) ranks) of the rules to try: the one that is named, or several.
 
     Raises ValueError for an unknown name, an array that does not fit, and too many ranks.
@@ -395,30 +395,30 @@ def owners(n: int, blocks: Blocks, ranks: int, owner: Any) -> Iterator[tuple[str
         yield name, RULES[name](n, blocks, ranks) if ranks > 1 else np.zeros(n, np.int64)
 
 
-def _contiguous(n: int, blocks: Blocks, ranks: int) -> Ints:
+def _contiguous(n: int, blocks: Segments, ranks: int) -> Ints:
     return np.arange(n) * ranks // n
 
 
-def _zigzag(n: int, blocks: Blocks, ranks: int) -> Ints:
+def _zigzag(n: int, blocks: Segments, ranks: int) -> Ints:
     chunk = np.arange(n) * 2 * ranks // n
     return np.minimum(chunk, 2 * ranks - 1 - chunk)
 
 
-def _snake(n: int, blocks: Blocks, ranks: int) -> Ints:
+def _snake(n: int, blocks: Segments, ranks: int) -> Ints:
     cost, owner, place = np.bincount(blocks.row, minlength=n), np.empty(n, np.int64), np.arange(n)
     turn, there = np.divmod(place, ranks)
     owner[np.argsort(-cost, kind="stable")] = np.where(turn % 2, ranks - 1 - there, there)
     return owner
 
 
-def _chunks(n: int, blocks: Blocks, ranks: int) -> tuple[Ints, Ints, int]:
+def _chunks(n: int, blocks: Segments, ranks: int) -> tuple[Ints, Ints, int]:
     """Return the chunk of every block of tokens, the work of each chunk, and chunks of a rank."""
     each = max(1, min(CHUNKS, n // ranks))
     chunk = np.arange(n) * (each * ranks) // n
     return chunk, np.bincount(chunk[blocks.row], minlength=each * ranks), each
 
 
-def _greedy(n: int, blocks: Blocks, ranks: int) -> Ints:
+def _greedy(n: int, blocks: Segments, ranks: int) -> Ints:
     chunk, cost, each = _chunks(n, blocks, ranks)
     need = np.zeros((len(cost), n), bool)
     need[chunk[blocks.row], blocks.col] = True
@@ -438,7 +438,7 @@ def _greedy(n: int, blocks: Blocks, ranks: int) -> Ints:
     return chosen[chunk]
 
 
-def _metis(n: int, blocks: Blocks, ranks: int) -> Ints:
+def _metis(n: int, blocks: Segments, ranks: int) -> Ints:
     try:
         import pymetis  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -469,7 +469,7 @@ def _metis(n: int, blocks: Blocks, ranks: int) -> Ints:
     return owner[chunk]
 
 
-RULES: dict[str, Callable[[int, Blocks, int], Ints]] = {
+RULES: dict[str, Callable[[int, Segments, int], Ints]] = {
     "contiguous": _contiguous, "zigzag": _zigzag, "snake": _snake, "greedy": _greedy,
     "metis": _metis,
 }  # fmt: skip

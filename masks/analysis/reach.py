@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from masks.analysis.layers import count_ones, possibly, surely, unpack
-from masks.analysis.segments import Segments, by_token, ranges
 from masks.analysis.stats import count_of, percent, spans
 from masks.checks import flag, integer
 from masks.runs import Ints
+from masks.segments import Segments, by_token, ranges
 from masks.types import BlockMask, Mask
 
 EXACT = 4096  # tokens: up to here the reach is that of tokens, unless something else is asked for

@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from masks.analysis.segments import Segments, area
 from masks.analysis.stats import Stats, percent
 from masks.registry import TRANSFORMS
 from masks.runs import Bools, Ints
+from masks.segments import Segments, area
 from masks.types import Mask
 
 SMALLER = (64, 32, 16)  # blocks to try against waste,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from masks.analysis.segments import (
+from masks.segments import (
     Load,
     Segments,
     allowed_pairs,

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks import runs as rl
-from masks.block_lists import row_segments
 from masks.checks import FAR
 from masks.leaves.geometry import by_pairs, rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Codes, Grid, Ints, Runs, distinct, quotient
+from masks.segments import row_segments
 from masks.types import Placed
 
 WORD = 64  # token blocks of a block that fit a word

@@ -4,10 +4,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from masks import runs as rl
+from masks.checks import read_array
 from masks.leaves.leaf import Leaf
 from masks.registry import named
 from masks.runs import Bools, Grid, Ints, Runs
-from masks.take import read_array
 
 __all__ = ["mask_from"]
 

@@ -7,12 +7,12 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.block_lists import row_segments
 from masks.checks import integer
 from masks.leaves.geometry import interval_runs
 from masks.patterns.documents import FAR, Rows, cover, documents, flat, read_both
 from masks.registry import canonical, transform
 from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
+from masks.segments import row_segments
 from masks.transforms.base import Transform
 from masks.types import Moves, Placed, Repeats
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
-from masks.analysis.segments import Segments, allowed_pairs
+from masks.segments import Segments, allowed_pairs
 from sparseflash.backends.cpu_nonfinite import all_finite
 from sparseflash.backends.protocol import Results, Saved, TermTensors, empty_out
 from sparseflash.problem import Problem

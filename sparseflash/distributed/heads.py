@@ -4,7 +4,7 @@ See Jacobs et al., arXiv 2309.14509. The heads go to the ranks by their blocks, 
 heads differ are balanced as well.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from masks import BlockMask
 from masks.runs import Ints
-from masks.take import blocks_of, moved
+from masks.segments import Segments
 from sparseflash.select.base import Selector
 
 
@@ -29,8 +29,8 @@ class Share:
 
 def share_of_heads(mask: BlockMask, heads: int, kv_heads: int, ranks: int) -> Share:
     """Return a share of the key heads for each rank, the busiest heads first to who has least."""
-    blocks, group = blocks_of(mask), heads // kv_heads
-    head = blocks.slice % mask.heads
+    blocks, group = Segments.of(mask).blocks(), heads // kv_heads
+    head = blocks.s % mask.heads
     cost = np.full(kv_heads, 1.0)
     if mask.heads > 1:
         cost = np.bincount(head * kv_heads // mask.heads, minlength=kv_heads).astype(float)
@@ -53,10 +53,9 @@ def share_of_heads(mask: BlockMask, heads: int, kv_heads: int, ranks: int) -> Sh
         number = np.full(mask.heads, -1)
         number[own] = np.arange(len(own))
         kept = number[head] >= 0
-        slices = blocks.slice // mask.heads * len(own) + number[head]
-        inner = blocks._replace(slice=slices).where(kept)
-        data = moved(mask, inner, mask.n_q, mask.n_k, None, (mask.batch, len(own)))
-        made.append(BlockMask(*data))
+        slices = blocks.s // mask.heads * len(own) + number[head]
+        inner, extents = replace(blocks, s=slices).where(kept), (mask.batch, len(own))
+        made.append(BlockMask.of_segments(inner, mask.n_q, mask.n_k, slices=extents))
     return Share(kv, queries, tuple(made))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from masks import BlockMask
 from masks.analysis.partition import route, units
 from masks.runs import Bools, Ints
-from masks.take import blocks_of, moved
+from masks.segments import Segments
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def part_of(
 
     together: one call for all keys, where every block of the rank needs some that come.
     """
-    blocks, n, size = blocks_of(mask), mask.rows, mask.block_size[0]
-    unit = units(mask, blocks.slice, kv_heads)
+    blocks, n, size = Segments.of(mask).blocks(), mask.rows, mask.block_size[0]
+    unit = units(mask, blocks.s, kv_heads)
     way = route(blocks, unit, owner, ranks, heads / kv_heads, queries)
     slices = mask.batch, kv_heads if mask.heads > 1 else 1
     place = places_of(owner)
@@ -75,8 +75,8 @@ def part_of(
             return None
         inner, u = blocks.where(kept), unit[kept]
         cut = None if whole else width[inner.col]
-        inner = inner._replace(row=rows[u, inner.row], col=cols[u, inner.col])
-        return BlockMask(*moved(mask, inner, n_q, n_k, cut))
+        inner = inner.at(rows[u, inner.row], cols[u, inner.col])
+        return BlockMask.of_segments(inner, n_q, n_k, cut)
 
     here, there = way.here == rank, way.there == rank
     remote = here & ~there & ~way.visits

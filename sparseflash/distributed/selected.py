@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks import BlockMask, Mask
-from masks.block_lists import EMPTY, FULL
 from masks.runs import Ints
-from masks.tiles import edge_tiles
+from masks.tiles import EMPTY, FULL, edge_tiles
 from sparseflash.distributed.attention import joined
 from sparseflash.distributed.exchange import Transfer, Units
 from sparseflash.distributed.places import runs

@@ -1,13 +1,15 @@
 """Triton kernels of selections: lists from block codes, and masks cut at the ends of sequences."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from masks import BlockLists
 from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
-from sparseflash.schedule.blocks import BlockLists
 
 EMPTY = tl.constexpr(-2)
 _BY_ROW, _BY_COL = (4, 256), (8, 128)  # lists, and entries at a time, of a program
@@ -45,11 +47,10 @@ _CELLS = 1024  # codes of a program
 _ROWS = 32  # rows of bits of a program
 
 
-def cut_blocks(
-    codes: Tensor, tiles: Tensor, column: Tensor, place: Tensor, prefix: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One launch for `lengths.cut_torch`, given the tensors of `lengths.Blocks`."""
+def cut_blocks(blocks: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """One launch for `lengths.cut_torch`, given a `lengths.Cuttable`."""
     lengths = lengths.contiguous()
+    codes, tiles, column = blocks.codes, blocks.bits, blocks.column
     batch, (n_blocks, slots) = len(lengths), column.shape
     heads, (known, block, words) = codes.shape[1], tiles.shape
     known -= 1
@@ -60,7 +61,7 @@ def cut_blocks(
     with on(device):
         launch(
             _cut, (programs + len(bits) * (block // _ROWS),),
-            lengths, codes, place, tiles, column, prefix,
+            lengths, codes, blocks.place, tiles, column, blocks.prefix,
             out, bits, size, n_blocks, slots, known, programs,
             BLOCK=block, WORDS=words, CELLS=_CELLS, ROWS=_ROWS,
         )  # fmt: skip

@@ -6,15 +6,15 @@ of every sequence on the device, and leaves out the blocks of padding.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
-from masks.block_lists import EMPTY, FULL
-from masks.tiles import pack_bits
+from masks.tiles import EMPTY, FULL, pack_bits
 from sparseflash.backends.protocol import Results
 from sparseflash.cache import cached
 from sparseflash.checks import check_tensors, is_empty, readable
@@ -222,20 +222,26 @@ def _schedule(
     return schedule_from_selection(selection, n, n, batch, heads, q.device)
 
 
-class Blocks(NamedTuple):
-    """A mask in blocks of b x b tokens, ready to be cut at the end of a sequence."""
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Cuttable(Selection):
+    """A mask in blocks of b x b tokens with what cuts it at the end of a sequence.
 
-    codes: Tensor  # int32 (1, H or 1, blocks, blocks)  as in a Selection of `tiles`
-    tiles: Tensor  # int32 (T + 1, b, words)  the bit tiles of the mask, then one of all pairs
-    column: Tensor  # int32 (blocks, S)  the tiles that occur in a column of blocks
-    place: Tensor  # int32, as codes  the place of a block's tile in `column`; NOWHERE: empty
-    prefix: Tensor  # int32 (b, words)  row t has the bits of the keys 0 to t
-    starts: Tensor  # int32 (blocks,)  first token of each
-    max_blocks: int  # non-empty blocks
+    Attributes:
+        bits: int32 (T + 1, b, words), the tiles of the mask, then one of all pairs.
+        column: int32 (blocks, S), the tiles that occur in a column of blocks.
+        place: int32, as codes, the place of a block's tile in `column`; NOWHERE: empty.
+        prefix: int32 (b, words), row t has the bits of the keys 0 to t.
+        starts: int32 (blocks,), first token of each.
+    """
+
+    column: Tensor
+    place: Tensor
+    prefix: Tensor
+    starts: Tensor
 
 
 @cached
-def blocks_of(mask: Mask | BlockMask | None, n: int, heads: int, device: torch.device) -> Blocks:
+def blocks_of(mask: Mask | BlockMask | None, n: int, heads: int, device: torch.device) -> Cuttable:
     """Return `mask` (None: all pairs) for n tokens, in its own blocks or in those of BLOCK tokens,
     which divide n. It is copied to the device once.
     """
@@ -256,40 +262,40 @@ def blocks_of(mask: Mask | BlockMask | None, n: int, heads: int, device: torch.d
         here = codes[..., c]
         place[..., c] = np.where(here == EMPTY, NOWHERE, np.searchsorted(found, here))
     keys = np.tril(np.ones((block, block), bool))[None]
-    return Blocks(
-        to_device(codes[None], device),
-        to_device(np.concatenate([bits, every]).view(np.int32), device),
-        to_device(column, device),
-        to_device(place[None], device),
-        to_device(pack_bits(keys)[0].view(np.int32), device),
-        to_device(np.arange(0, n, block, dtype=np.int32), device),
-        int((codes != EMPTY).sum()),
-    )
+    arrays = {
+        "codes": codes[None],
+        "bits": np.concatenate([bits, every]).view(np.int32),
+        "column": column,
+        "place": place[None],
+        "prefix": pack_bits(keys)[0].view(np.int32),
+        "starts": np.arange(0, n, block, dtype=np.int32),
+    }
+    tensors: dict[str, Any] = {name: to_device(array, device) for name, array in arrays.items()}
+    most = int((codes != EMPTY).sum())
+    return Cuttable(n_q=n, n_k=n, block_size=(block, block), max_blocks=most, **tensors)
 
 
-def skip_padding(blocks: Blocks, lengths: Tensor, starts: Tensor | None = None) -> Selection:
+def skip_padding(blocks: Cuttable, lengths: Tensor, starts: Tensor | None = None) -> Selection:
     """Return the mask between the blocks of queries and keys that hold real tokens, with the keys
     cut at the first and the last of these. Made on the device, for every sequence.
 
     A block whose keys are all real is that of the mask. The key block that holds the last token,
     and that which holds the first, get new tiles, one for each tile that the mask has there.
     """
-    block = blocks.tiles.shape[1]
-    n, max_blocks = len(blocks.starts) * block, len(lengths) * blocks.max_blocks
     if on_nvidia(lengths) and starts is None:
-        codes, bits = kernels_of("dynamic").cut_blocks(*blocks[:5], lengths)
+        codes, bits = kernels_of("dynamic").cut_blocks(blocks, lengths)
     else:
         codes, bits = cut_torch(blocks, lengths, starts)
-    return Selection(codes, bits, n, n, (block, block), max_blocks)
+    n, most = blocks.n_q, len(lengths) * blocks.max_blocks
+    return Selection(codes, bits, n, n, blocks.block_size, most)
 
 
 def cut_torch(
-    blocks: Blocks, lengths: Tensor, starts: Tensor | None = None
+    blocks: Cuttable, lengths: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Codes and bits of `skip_padding` in plain torch."""
-    batch, slots, known = len(lengths), blocks.column.shape[1], len(blocks.tiles) - 1
-    block = blocks.tiles.shape[1]
-    n = len(blocks.starts) * block
+    batch, slots, known = len(lengths), blocks.column.shape[1], len(blocks.bits) - 1
+    n, block = blocks.n_q, blocks.block_size[0]
     last, left = lengths.clamp(max=n) - 1, lengths[:, None] - blocks.starts
     real, whole, ends = left > 0, left >= block, last[:, None]
     if starts is not None:
@@ -306,8 +312,8 @@ def cut_torch(
         hidden = blocks.prefix[(before - 1).clamp(0, block - 1)]
         keys = torch.where(before[..., None] > 0, keys & ~hidden, keys)
         number = torch.where(last[:, None] // block == blocks.starts // block, number, first[:, 1:])
-    tiles = blocks.tiles[blocks.column[column]] & keys[:, :, None, None]
+    tiles = blocks.bits[blocks.column[column]] & keys[:, :, None, None]
     cut = (blocks.place + number[:, None, None]).clamp_(min=EMPTY)
     codes = torch.where(whole[:, None, None], blocks.codes, cut)
     codes = torch.where(real[:, None, :, None] & real[:, None, None], codes, EMPTY)
-    return codes, torch.cat([blocks.tiles[:known], tiles.flatten(0, 2)])
+    return codes, torch.cat([blocks.bits[:known], tiles.flatten(0, 2)])

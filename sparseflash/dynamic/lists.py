@@ -4,13 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from masks.block_lists import FULL
+from masks import BlockLists
+from masks.tiles import FULL
 from sparseflash.cache import are_fake, cached
 from sparseflash.checks import check_extents
 from sparseflash.dynamic.selection import Selection, of_heads, to_device
 from sparseflash.operators.twin import twin
 from sparseflash.schedule.bits import interval_bits
-from sparseflash.schedule.blocks import BlockLists, Schedule
+from sparseflash.schedule.blocks import Schedule
 
 
 @torch.no_grad()

@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks.algebra import Mask
-from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
-from masks.checks import integer
+from masks.checks import integer, layout_extents
 from masks.runs import Grid
-from masks.take import layout_extents
-from masks.tiles import Tiles, assemble
+from masks.tiles import EMPTY, FULL, Tiles
 from sparseflash.cache import cached
 
 MAX_PRODUCTS = 1 << 14  # tiles that two tables may make together
@@ -172,7 +170,7 @@ class Selection:
         bits = self.bits.cpu().numpy().view(np.uint32)
         number = codes[x].astype(np.int64)
         codes[x] = tiles.codes_of(bits, number, grid.cut(row, col))
-        return BlockMask(*assemble(tiles, np.arange(grid.size), codes, text="selection"))
+        return BlockMask.of_blocks(tiles, np.arange(grid.size), codes, "selection")
 
     def __repr__(self) -> str:
         return (

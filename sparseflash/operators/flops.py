@@ -3,12 +3,12 @@
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from masks import BlockMask, Mask
+from masks import Mask
+from masks.segments import Segments, area
 from masks.spec import find
 
 
@@ -48,18 +48,9 @@ def _count(
         blocks = find(mask)
         if isinstance(blocks, Mask):
             blocks = blocks.build(n_q, n_k, heads=heads if blocks.per_head else None)
-        pairs = _computed_pairs(blocks) / (blocks.batch * blocks.heads)
+        pairs = area(Segments.of(blocks)) / (blocks.batch * blocks.heads)
     products = d + d_v if direction == "forward" else 3 * d + 2 * d_v
     return round(2 * batch * heads * pairs * products)
-
-
-def _computed_pairs(blocks: BlockMask) -> int:
-    """Pairs of tokens in the non-empty blocks."""
-    lists, (block_q, block_k) = blocks.csr(), blocks.block_size
-    row = np.repeat(np.arange(len(lists.ptr) - 1), np.diff(lists.ptr)) % blocks.rows
-    queries = np.minimum(block_q, blocks.n_q - row * block_q)
-    keys = np.minimum(block_k, blocks.n_k - lists.idx.astype(np.int64) * block_k)
-    return int((queries * keys).sum())
 
 
 def _forward(q, k, v, mask, schedule, numbers, *_, **__) -> int:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from masks.block_lists import EMPTY, FULL
+from masks.tiles import EMPTY, FULL
 from sparseflash.dynamic.selection import Selection, number_tiles
 from sparseflash.operators.twin import twin
 from sparseflash.schedule.bits import interval_bits

@@ -12,24 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from masks import BlockMask, Mask
-from masks.tiles import edge_tiles
+from masks import BlockLists, BlockMask, Mask
+from masks.tiles import EMPTY, FULL, edge_tiles
 from sparseflash.cache import cache, persistent
 from sparseflash.checks import check_extents
-
-_EMPTY, _FULL = -2, -1  # the codes of BlockMask.tiles
-
-
-class BlockLists(NamedTuple):
-    """CSR over (mask slice, query block), or CSC over (mask slice, key block).
-
-    nnz is ptr[-1]. From a selection, `idx` and `tile` may be longer; the rest means nothing.
-    """
-
-    ptr: Tensor  # int64 (slices * rows + 1,)
-    mid: Tensor  # int64 (slices * rows,)  entries ptr[r]..mid[r] are partial, mid[r]..ptr[r+1] full
-    idx: Tensor  # int32 (nnz,)  key block (CSR) or query block (CSC), ascending within each kind
-    tile: Tensor  # int32 (nnz,)  row of `bits` for a partial block, -1 for a full one
 
 
 class ScheduleFacts(NamedTuple):
@@ -231,7 +217,7 @@ def to_device(blocks: BlockMask, device: torch.device, group: int = 1) -> Schedu
     key_row = slice_ * blocks.cols + col
     by_col = _lists(key_row, row % blocks.rows, tile, slices * blocks.cols)
     extents = (blocks.batch, blocks.heads * group, blocks.n_q, blocks.n_k)
-    n_partial = int((tile != _FULL).sum())
+    n_partial = int((tile != FULL).sum())
     return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
 
 
@@ -239,7 +225,7 @@ def _expand(start: Tensor, end: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cells of the block grid (int64, ascending) that the non-empty runs cover, with
     codes.
     """
-    taken = code != _EMPTY
+    taken = code != EMPTY
     start, end, code = start[taken], end[taken], code[taken]
     length = end - start
     before = length.cumsum(0) - length
@@ -261,12 +247,12 @@ def _cut_tails(
         cut += 2 * (row == blocks.rows - 1).int()
     if blocks.n_k % block_k:
         cut += (col == blocks.cols - 1).int()
-    return torch.where((tile == _FULL) & (cut > 0), first_edge - 1 + cut, tile)
+    return torch.where((tile == FULL) & (cut > 0), first_edge - 1 + cut, tile)
 
 
 def _lists(row: Tensor, idx: Tensor, tile: Tensor, n_rows: int) -> BlockLists:
     """Sort blocks into their rows, partial before full; the order within each stays."""
-    full = (tile == _FULL).long()
+    full = (tile == FULL).long()
     order = torch.sort(row * 2 + full, stable=True).indices
     ptr = torch.zeros(n_rows + 1, dtype=torch.int64, device=row.device)
     torch.cumsum(torch.bincount(row, minlength=n_rows), 0, out=ptr[1:])

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from masks import BlockLists
+from masks.tiles import FULL
 from sparseflash.operators.twin import twin
 from sparseflash.schedule.bits import cell_bytes, fragments
-from sparseflash.schedule.blocks import BlockLists, Schedule, TileLists, as_tensors, from_tensors
+from sparseflash.schedule.blocks import Schedule, TileLists, as_tensors, from_tensors
 from sparseflash.schedule.locality import seen_order, unseen_bands
 from sparseflash.schedule.order import Work, unordered
-from sparseflash.schedule.tile_spec import FULL, SPARE, TileSpec
+from sparseflash.schedule.tile_spec import SPARE, TileSpec
 
 Made = tuple[Tensor, Tensor, Tensor, Tensor]  # items, idx, bit and bits of a `TileLists`
 

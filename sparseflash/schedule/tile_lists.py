@@ -10,13 +10,14 @@ from math import gcd
 import torch
 from torch import Tensor
 
+from masks.tiles import EMPTY, FULL
 from sparseflash.cache import cache, persistent
 from sparseflash.schedule.bits import cell_bytes, compose, fragments, same_rows
 from sparseflash.schedule.blocks import Schedule, ScheduleFacts, TileLists
 from sparseflash.schedule.dynamic_tiles import dynamic_lists
 from sparseflash.schedule.locality import locality
 from sparseflash.schedule.order import banded, ordered
-from sparseflash.schedule.tile_spec import EMPTY, FULL, SPARE, Side, TileSpec
+from sparseflash.schedule.tile_spec import SPARE, Side, TileSpec
 
 
 def gathered_tokens(schedule: Schedule | ScheduleFacts | None, spec: TileSpec) -> int:

@@ -10,7 +10,6 @@ from sparseflash.schedule.blocks import Schedule, ScheduleFacts, TileLists
 from sparseflash.schedule.order import Work
 
 Side = Literal["rows", "cols"]
-EMPTY, FULL = -2, -1
 SPARE = 8  # entries that a kernel may read beyond the last one; they mean nothing
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from masks.algebra import Mask
-from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import integer
+from masks.tiles import EMPTY, FULL
 from sparseflash.cache import cached
 from sparseflash.checks import check_tensors, is_empty
 from sparseflash.dynamic.selection import (

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks.algebra import Mask
-from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, flag, integer
+from masks.tiles import EMPTY, FULL
 from sparseflash.dynamic.selection import Selection, heads_of, of_heads, static_selection
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
 from sparseflash.picks.picks import (

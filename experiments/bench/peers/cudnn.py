@@ -13,8 +13,8 @@ from torch import Tensor
 from experiments.bench.cases import DENSE, DTYPES, FULL, LAYOUTS, Case
 from experiments.bench.provider import Attention, Provider, not_hopper
 from masks import BlockMask
-from masks.block_lists import row_segments
 from masks.runs import Ints, expand
+from masks.segments import row_segments
 from masks.tiles import unpack_bits
 
 PACKAGE = "nvidia-cudnn-frontend"

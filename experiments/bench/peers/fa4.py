@@ -19,10 +19,10 @@ from torch import Tensor
 
 from experiments.bench.cases import CAUSAL, Case
 from experiments.bench.provider import Attention, Provider
-from masks.block_lists import BlockLists
 from masks.block_mask import BlockMask
 from masks.interop import block_codes, check_built, check_size
 from masks.runs import expand
+from masks.segments import BlockLists
 
 os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compile once a machine
 

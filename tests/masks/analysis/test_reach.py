@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import masks
-from masks import BlockMask, Mask
-from masks.analysis import layers, segments
+from masks import BlockMask, Mask, segments
+from masks.analysis import layers
 from masks.analysis.reach import reach, reach_of
 from masks.analysis.stats import stats
 from tests.masks.analysis.test_stats import any_mask

@@ -8,9 +8,9 @@ import pytest
 
 import masks
 from masks import BlockMask
-from masks.analysis import segments as counting
-from masks.analysis.segments import Segments
+from masks import segments as counting
 from masks.analysis.stats import stats
+from masks.segments import Segments
 from tests.masks.helpers import brute_layout
 from tests.notes import note
 

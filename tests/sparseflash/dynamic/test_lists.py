@@ -6,9 +6,10 @@ import torch
 
 import masks
 import sparseflash
+from masks import BlockLists
 from sparseflash import select
 from sparseflash.dynamic.lists import block_lists, schedule_from_selection
-from sparseflash.schedule.blocks import BlockLists, as_tensors, from_tensors, schedule_for
+from sparseflash.schedule.blocks import as_tensors, from_tensors, schedule_for
 from sparseflash.testing import assert_close, make_qkv
 from tests.sparseflash.walks import walked
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 import masks
-from masks.block_lists import FULL
+from masks.tiles import FULL
 from sparseflash import packed
 from sparseflash.dynamic.selection import grid_codes
 

@@ -1,16 +1,17 @@
-"""Segments: the non-empty runs of a block mask cut at row ends; exact counts of what they hold."""
+"""Segments: the non-empty runs of a block mask cut at row ends, lists of their blocks, and exact
+counts of what they hold.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.block_lists import FULL, row_segments
 from masks.checks import integer
-from masks.runs import Bools, Grid, Ints, expand, quotient
-from masks.tiles import unpack_bits
+from masks.runs import Bools, Grid, Ints, distinct, expand, quotient
+from masks.tiles import EMPTY, FULL, unpack_bits
 from masks.types import BlockMask
 
 PAIRS_AT_ONCE = 1 << 17  # of (line, tile): bounds the memory
@@ -70,6 +71,11 @@ class Segments:
         return self.stop - self.first
 
     @property
+    def col(self) -> Ints:
+        """The column, where a segment is one block."""
+        return self.first
+
+    @property
     def line(self) -> Ints:
         """(slice, block row) as one number."""
         return self.s * self.grid.rows + self.row
@@ -82,10 +88,58 @@ class Segments:
     def facts(self) -> TileFacts:
         return tile_facts(self.bits, self.grid.block_k)
 
+    def blocks(self) -> "Segments":
+        """Return the blocks one by one, each a segment of its own; O(non-empty blocks) memory."""
+        of, col = expand(self.first, self.stop)
+        return replace(self.where(of), first=col, stop=col + 1)
+
+    def at(self, row: Ints, col: Ints) -> "Segments":
+        """Return single blocks in new rows and columns."""
+        return replace(self, row=row, first=col, stop=col + 1)
+
     def where(self, kept: Bools | Ints) -> "Segments":
         """Return some of the segments."""
         names = ("s", "row", "first", "stop", "tile")
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
+
+
+def row_segments(
+    grid: Grid, starts: Ints, tiles: NDArray, *, empty: int = EMPTY
+) -> tuple[Ints, Ints, Ints, NDArray]:
+    """Non-empty runs, cut where a block row ends: (line, first column, length, tile), ascending."""
+    lines = np.arange(grid.slices * grid.rows, dtype=np.int64) * grid.cols
+    cuts = distinct(np.concatenate([starts, lines]))
+    tile = tiles[np.searchsorted(starts, cuts, "right") - 1]
+    length = np.diff(cuts, append=grid.size)
+    kept = tile != empty
+    line, first = quotient(cuts[kept], grid.cols)
+    return line, first, length[kept], tile[kept]
+
+
+class BlockLists(NamedTuple):
+    """One list for every line: a (slice, query block) of CSR, a (slice, key block) of CSC.
+
+    A list holds its partial blocks first, then its full ones, each kind ascending. The fields are
+    arrays of NumPy, or tensors on a device. There are ptr[-1] blocks; from a selection, `idx` and
+    `tile` may be longer, and the rest means nothing.
+    """
+
+    ptr: Any  # int64 (lines + 1,) line r has the entries ptr[r]..ptr[r + 1]
+    mid: Any  # int64 (lines,) ptr[r]..mid[r] are partial, mid[r]..ptr[r + 1] full
+    idx: Any  # int32 (nnz,) key block of CSR, query block of CSC
+    tile: Any  # int32 (nnz,) number of the bit tile, -1 for full
+
+
+def block_lists(segments: Segments, by_row: bool) -> BlockLists:
+    """Return the non-empty blocks as CSR, or as CSC."""
+    blocks, grid = segments.blocks(), segments.grid
+    line, idx, n = blocks.line, blocks.col, grid.slices * grid.rows
+    if not by_row:
+        line, idx, n = blocks.s * grid.cols + blocks.col, blocks.row, grid.slices * grid.cols
+    order = np.argsort(line * 2 + blocks.full, kind="stable")
+    ptr = np.append(0, np.cumsum(np.bincount(line, minlength=n)))
+    mid = ptr[:-1] + np.bincount(line[~blocks.full], minlength=n)
+    return BlockLists(ptr, mid, idx[order].astype(np.int32), blocks.tile[order])
 
 
 def tile_facts(bits: NDArray[np.uint32], block_k: int) -> TileFacts:
