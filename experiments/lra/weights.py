@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.common.files import reading
 from experiments.lra.models.classifier import Classifier
 from experiments.lra.models.positions import upsample_positions
 from experiments.lra.settings import Settings
@@ -73,11 +74,9 @@ def load_model(folder: Path, settings: Settings, task: Task) -> tuple[Classifier
         raise ValueError(f"run={folder}: no {checkpoint.WEIGHTS} there; {REMEDY}")
     weights, step, about = checkpoint.load_weights(found, REMEDY)
     model = make_model(settings, task)
-    checkpoint.refuse_shapes(
-        found, weights, model.state_dict(), f"run.json is of another model; {REMEDY}"
-    )
     refuse_other_pairs(found, about, model)
-    model.load_state_dict(weights)
+    with reading(found, REMEDY, "is not of the model that run.json describes"):
+        model.load_state_dict(weights)
     return model, step
 
 

@@ -1,8 +1,7 @@
 """Time and interruption: the seconds of a run, its time limit, and signals."""
 
-import os
+import math
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,18 +68,18 @@ class Stop:
     """Says when to stop early: `reason` becomes "minutes", "SIGTERM", "SIGINT" or "SIGHUP".
 
     Catches these signals inside its `with` block, except those that the process ignores, as with
-    nohup. A second signal has its usual effect, but a second SIGHUP has none, since a lost terminal
-    may send several; what goes to that terminal is dropped from then on.
+    nohup. A second signal has its usual effect, but for SIGHUP, of which a lost terminal sends
+    several.
     """
 
     def __init__(self, minutes: float | None, begun: float):
-        self._deadline = None if minutes is None else begun + 60 * minutes
+        self._deadline = math.inf if minutes is None else begun + 60 * minutes
         self._signal: str | None = None
         self._before: dict[int, Any] = {}
 
     @property
     def reason(self) -> str | None:
-        if self._signal is None and self._deadline and time.monotonic() > self._deadline:
+        if self._signal is None and time.monotonic() > self._deadline:
             return "minutes"
         return self._signal
 
@@ -95,10 +94,5 @@ class Stop:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number).name
-        again = self._before[number]
-        if number == signal.SIGHUP:
-            again = signal.SIG_IGN
-            for file in (sys.__stdout__, sys.__stderr__):
-                if file and file.isatty():
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        again = signal.SIG_IGN if number == signal.SIGHUP else self._before[number]
         signal.signal(number, again)

@@ -14,6 +14,7 @@ from torch import nn
 from tqdm import tqdm
 
 from experiments.common.devices import device_name
+from experiments.common.files import reading
 from experiments.common.provenance import now
 from experiments.training import run_file, state
 from experiments.training.clock import Clock, Interrupted, Stop
@@ -157,11 +158,9 @@ class Session:
         return old
 
     def _resume(self, old: dict[str, Any]) -> None:
-        path, streams, rank = self.folder / state.CHECKPOINT, old["random"], self.group.rank
-        here = self.trainer.state()
-        for name in ("model", "optimizer"):
-            state.refuse_shapes(path, old[name], here[name], state.RESUME)
-        self.trainer.load(old | {"random": streams[min(rank, len(streams) - 1)]})
+        streams, rank = old["random"], self.group.rank
+        with reading(self.folder / state.CHECKPOINT, state.RESUME, "does not fit this model"):
+            self.trainer.load(old | {"random": streams[min(rank, len(streams) - 1)]})
         if rank >= len(streams):  # fewer processes wrote the checkpoint
             seed_everything(self.settings.seed, self.group.replica, old["step"])
         self.logged, self.best, self.validated = old["logged"], old["best"], old["validated"]
