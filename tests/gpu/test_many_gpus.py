@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
 
 import masks
 import sparseflash
@@ -27,6 +28,7 @@ pytestmark = [
     *GPU,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
+RANKS = max(n for n in (2, 4, 8) if n <= max(2, torch.cuda.device_count()))
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -34,14 +36,14 @@ def started(rank: int, at: int, body: Any, seconds: int, *arguments: Any) -> Non
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(at))
     torch.cuda.set_device(rank)
     timeout = timedelta(seconds=seconds)
-    dist.init_process_group("nccl", rank=rank, world_size=2, timeout=timeout)
+    dist.init_process_group("nccl", rank=rank, world_size=RANKS, timeout=timeout)
     body(rank, *arguments)
     dist.destroy_process_group()
 
 
-def on_two(body: Any, *arguments: Any) -> None:
+def on_gpus(body: Any, *arguments: Any) -> None:
     mp.start_processes(  # pyright: ignore[reportPrivateImportUsage]
-        started, (port(), body, 120, *arguments), 2, start_method="spawn"
+        started, (port(), body, 120, *arguments), RANKS, start_method="spawn"
     )
 
 
@@ -55,7 +57,7 @@ def attend(mask: Any, q: Any, k: Any, v: Any, dout: Any, dlse: Any, **options: A
 
 def families(rank: int, n: int) -> None:
     for i, (name, family) in enumerate(FAMILIES.items()):
-        heads, kv_heads = (4, 4) if i % 2 else (8, 4)
+        heads, kv_heads = (8, 8) if i % 2 else (16, 8)
         dim, dim_v = ((64, 64), (128, 128), (64, 128))[i % 3]
         dtype = torch.float16 if i % 4 == 3 else torch.bfloat16
         g = torch.Generator("cuda").manual_seed(i)
@@ -82,12 +84,12 @@ def families(rank: int, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1536, 1450])
 def test_every_family_equals_one_gpu(n):
-    on_two(families, n)
+    on_gpus(families, n)
 
 
 def placed(rank: int, n: int) -> None:
     """Dropout and score functions, which go by places in the sequence."""
-    heads, kv_heads, dim = 8, 4, 64
+    heads, kv_heads, dim = 16, 8, 64
     g = torch.Generator("cuda").manual_seed(0)
     shapes = (heads, dim), (kv_heads, dim), (kv_heads, dim), (heads, dim)
     qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").bfloat16() for h, d in shapes]
@@ -135,9 +137,32 @@ def placed(rank: int, n: int) -> None:
             assert torch.equal(a, b), (i, name, owner, route, what, j)
 
 
+def grid(rank: int, n: int) -> None:
+    """Two groups of ranks share the heads, and each the tokens."""
+    mesh = init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("heads", "cp"))
+    heads, kv_heads = 16, 8
+    g = torch.Generator("cuda").manual_seed(0)
+    shapes = (heads, 64), (kv_heads, 64), (kv_heads, 64), (heads, 64)
+    qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").bfloat16() for h, d in shapes]
+    given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+    for name in ("causal", "longformer", "random by head", "documents"):
+        mask = FAMILIES[name](n)
+        exact = attend(mask, *(x.double() for x in given), backend="reference")
+        cp: Any = context_parallel(mesh, mask, n, heads=heads, kv_heads=kv_heads)
+        found, one = attend(cp, *(cp.shard(x, 2) for x in given)), attend(mask, *given)
+        for what, a, b, c in zip(NAMES, found, exact, one, strict=True):
+            error, bar = relative_error(a, cp.shard(b, 2)), relative_error(c, b)
+            assert error < 2 * bar + 1e-3, (name, what, error, bar)
+
+
+@pytest.mark.skipif(RANKS < 4, reason="needs four GPUs")
+def test_a_mesh_of_heads_and_tokens_equals_one_gpu():
+    on_gpus(grid, 3000)
+
+
 @pytest.mark.parametrize("n", [1536, 1450])
 def test_dropout_and_scores_equal_one_gpu(n):
-    on_two(placed, n)
+    on_gpus(placed, n)
 
 
 def selectors(rank: int, n: int) -> None:
@@ -170,7 +195,7 @@ def selectors(rank: int, n: int) -> None:
 
 @pytest.mark.parametrize("n", [4096, 2890])
 def test_selectors_equal_one_gpu(n):
-    on_two(selectors, n)
+    on_gpus(selectors, n)
 
 
 def changing(rank: int, steps: int) -> None:
@@ -201,7 +226,7 @@ def changing(rank: int, steps: int) -> None:
 
 
 def test_a_thousand_steps_of_changing_documents():
-    on_two(changing, 1000)
+    on_gpus(changing, 1000)
 
 
 def long(rank: int) -> None:
@@ -227,7 +252,7 @@ def long(rank: int) -> None:
 
 
 def test_a_million_tokens_keep_own_and_fetched_keys():
-    on_two(long)
+    on_gpus(long)
 
 
 def lost(rank: int) -> None:
@@ -242,13 +267,15 @@ def lost(rank: int) -> None:
 
 def test_a_lost_rank_ends_the_others():
     context, at = mp.get_context("spawn"), port()
-    ranks = [context.Process(target=started, args=(r, at, lost, 15)) for r in range(2)]
+    ranks = [context.Process(target=started, args=(r, at, lost, 15)) for r in range(RANKS)]
     for process in ranks:
         process.start()
     begin = time.monotonic()
     for process in ranks:
         process.join(150)
     assert ranks[1].exitcode == 9
-    left = ranks[0].is_alive()
-    ranks[0].kill()
-    assert not left and ranks[0].exitcode not in (None, 0), time.monotonic() - begin
+    for process in (others := [ranks[0], *ranks[2:]]):
+        left = process.is_alive()
+        process.kill()
+        assert not left and process.exitcode not in (None, 0), time.monotonic() - begin
+    assert len(others) == RANKS - 1

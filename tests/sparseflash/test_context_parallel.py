@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import masks
@@ -461,8 +465,13 @@ def meshes(rank: int, world: int) -> None:
     assert sparseflash.attention(q, q[:, :3], q[:, :3], cp, dropout_p=0.5).isfinite().all()
 
 
+def meshes_and_weights(rank: int, world: int) -> None:
+    meshes(rank, world)
+    sharded_weights(rank, world)
+
+
 def test_meshes_of_two_dimensions():
-    on_ranks(4, meshes)
+    on_ranks(4, meshes_and_weights)
 
 
 def planned_elsewhere(rank: int, world: int) -> None:
@@ -498,7 +507,7 @@ def planned_elsewhere(rank: int, world: int) -> None:
 
 
 def layers(rank: int, world: int) -> None:
-    """The layer with rotary positions, and under DDP on another mesh dimension."""
+    """The layer with rotary positions."""
     n, mask = 256, masks.sliding(50)
     torch.manual_seed(0)
     layer = sparseflash.BlockSparseAttention(
@@ -518,6 +527,47 @@ def layers(rank: int, world: int) -> None:
     for p, grad in zip(layer.parameters(), exact, strict=True):
         dist.all_reduce(p.grad)
         assert p.grad is not None and close(p.grad, grad, 1e-9)
+
+
+class Block(nn.Module):
+    def __init__(self, mask: Any):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(32), nn.Linear(32, 32)
+        self.attention = sparseflash.BlockSparseAttention(
+            32, 4, kv_heads=2, mask=mask, rotary=sparseflash.Rotary()
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + checkpoint(self.attention, self.norm(x), use_reentrant=False)
+        return x + self.mlp(x).relu()
+
+
+def sharded_weights(rank: int, world: int) -> None:
+    """Halves of a batch on one dimension of a mesh, tokens on the other, weights on both."""
+    n, batch = 160, 4
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    mask = masks.longformer(16, 1, (0, 1)) & masks.causal()
+    cp = context_parallel(mesh["cp"], mask, n, heads=4, kv_heads=2, block_size=SIZE)
+
+    def made(mask: Any) -> nn.Module:
+        torch.manual_seed(0)
+        layers = nn.Embedding(20, 32), Block(mask), Block(mask), nn.Linear(32, 20)
+        return nn.Sequential(*layers).double()
+
+    tokens = torch.randint(20, (batch, n + 1), generator=torch.Generator().manual_seed(1))
+    one: Any = made(mask)
+    F.cross_entropy(one(tokens[:, :-1]).mT, tokens[:, 1:]).backward()
+    own = tokens.chunk(2)[mesh["dp"].get_local_rank()]
+    x, y = cp.shard(own[:, :-1]), cp.shard(own[:, 1:])
+    fsdp: Any = made(cp)
+    for layer in (*fsdp[1:3], fsdp):
+        fully_shard(layer, mesh=mesh["dp", "cp"])
+    for model in (fsdp, DistributedDataParallel(made(cp))):
+        loss = F.cross_entropy(model(x).mT, y, reduction="sum") / (batch * n)
+        (world * loss).backward()  # both average over all ranks
+        for p, exact in zip(model.parameters(), one.parameters(), strict=True):
+            found = p.grad.full_tensor() if model is fsdp else p.grad
+            assert close(found, exact.grad, 1e-9)
 
 
 def models(rank: int, world: int) -> None:
