@@ -22,7 +22,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import masks
@@ -182,42 +181,34 @@ def summary(found: Any) -> str:
 def draw(found: Any) -> Figure:
     """Draw accuracy by density on the left, against the depth of full reach on the right.
 
-    Markers of one place stand side by side. Dense attention is a band across both panels.
+    Families are shifted a little, so that markers of one place stand side by side. Dense attention
+    is a band across both panels.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 3.4), sharey=True)
     sparse, layers = found[found.density < 1], found.layers.iloc[0]
+    never = 2 * max((depth for depth in sparse.depth if not math.isinf(depth)), default=1)
     for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
         for point in found[found.density == 1].itertuples():
             color = LOOKS[point.family].color
             axes.axhspan(point.low, point.high, color=color, alpha=0.15, lw=0)
             axes.axhline(point.accuracy, color=color, lw=1, label="dense")
-    names, texts = list(dict.fromkeys(sparse.family)), []
-    for x, (_, group) in enumerate(sparse.groupby("low_density")):
-        for point in group.itertuples():
-            place = names.index(point.family) + 0.35 * point.has_global
-            _marker(left, x + 0.8 * (place + 0.325) / len(names) - 0.4, point)
-        ends = dict.fromkeys(f"{100 * x:.0f}" for x in (group.density.min(), group.density.max()))
-        texts.append(" to ".join(ends))
-    left.set_xticks(range(len(texts)), texts)
-    left.set(xlim=(-0.5, len(texts) - 0.5), xlabel="pairs (%)", ylabel="test accuracy (%)")
-    left.grid(False, axis="x")
-
-    never = 2 * max((depth for depth in sparse.depth if not math.isinf(depth)), default=1)
-    ticks: list[list[float]] = []
-    for depth, group in sparse.groupby("depth"):
-        for number, point in enumerate(group.itertuples()):
-            shift = 2 ** (0.07 * (number - (len(group) - 1) / 2))
-            _marker(right, min(depth, never) * shift, point)
-        if ticks and depth < 1.15 * ticks[-1][-1]:  # those close to each other share a tick
-            ticks[-1].append(depth)
-        else:
-            ticks.append([depth])
+        labels = set()
+        for point in sparse.itertuples():
+            shift = 1.03 ** (point.place + 0.4 * point.has_global - len(NAMES) / 2)
+            x = 100 * point.density if axes is left else min(point.depth, never)
+            label = None if point.family in labels else point.family
+            labels.add(point.family)
+            look: dict[str, Any] = {"low": [point.low], "high": [point.high], "line": False}
+            look["filled"] = not point.has_global
+            curve(axes, [x * shift], [point.accuracy], LOOKS[point.family], label, **look)
+    densities = [group.density.median() for _, group in sparse.groupby("low_density")]
+    left.set_xticks([100 * x for x in densities], [f"{100 * x:.0f}" for x in densities])
+    left.set(xlabel="pairs (%)", ylabel="test accuracy (%)")
+    depths = sorted({min(depth, never) for depth in sparse.depth})
+    right.set_xticks(depths, [f"{x:g}" if x < never else "never" for x in depths], rotation=90)
     right.axvline(layers + 0.5, color="0.45", lw=1, ls=":", label=f"the model's {layers} layers")
-    right.set_xscale("log", base=2)
-    texts = [", ".join("never" if math.isinf(x) else f"{x:g}" for x in tick) for tick in ticks]
-    middles = [min(math.sqrt(tick[0] * tick[-1]), never) for tick in ticks]
-    right.set_xticks(middles, texts, fontsize="x-small")
-    right.minorticks_off()
     right.set_xlabel("layers until every token has seen all others")
     legend(figure, [left, right], title="open: with global tokens")
     runs: list[Run] = [run for some in found.runs for run in some]
@@ -227,13 +218,6 @@ def draw(found: Any) -> Figure:
     start = f", from {found.weights.iloc[0]} weights" * bool(found.weights.iloc[0])
     figure.suptitle(f"{task}{start}; {devices}; {bars}", fontsize=8)
     return figure
-
-
-def _marker(axes: Axes, x: float, point: Any) -> None:
-    labels = axes.get_legend_handles_labels()[1]
-    label = None if point.family in labels else point.family
-    ends = {"low": [point.low], "high": [point.high], "filled": not point.has_global}
-    curve(axes, [x], [point.accuracy], LOOKS[point.family], label, line=False, **ends)
 
 
 @dataclass
