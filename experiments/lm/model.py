@@ -223,11 +223,7 @@ class LanguageModel(nn.Module):
                 for layer in (block.attention.out, block.narrow):
                     layer.weight.div_((2 * sizes.layers) ** 0.5)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        targets: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits (B, N, rows) of tokens (B, N), or with targets the cross-entropies (B, N): of the
         own tokens where the window is shared.
         """

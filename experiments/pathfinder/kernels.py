@@ -17,14 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from experiments.pathfinder.geometry import (
-    COLLISION,
-    DEAD_END,
-    DRAWS,
-    SNAKE_DRAWS,
-    TAKEN,
-    Tables,
-)
+from experiments.pathfinder.geometry import COLLISION, DEAD_END, DRAWS, SNAKE_DRAWS, TAKEN, Tables
 
 KEY, COUNTER, OUTPUT, USED = 0, 2, 6, 10  # places in the state, an array of uint64
 STATE = 11

@@ -111,11 +111,7 @@ class Trainer:
     # ---- before the first step
 
     def prepare(
-        self,
-        *,
-        compile: bool,
-        graph: bool,
-        parts: Callable[[], Any] | None = None,
+        self, *, compile: bool, graph: bool, parts: Callable[[], Any] | None = None
     ) -> None:
         """Run the step once and restore the state, so that kernels are compiled.
 

@@ -8,14 +8,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
-from experiments.lm.model import (
-    ATTENTIONS,
-    LanguageModel,
-    moba_pairs,
-    resolve,
-    shares,
-    with_room,
-)
+from experiments.lm.model import ATTENTIONS, LanguageModel, moba_pairs, resolve, shares, with_room
 from experiments.lm.settings import POSITIONS, Sizes
 
 VOCAB, N, END = 17, 48, 3

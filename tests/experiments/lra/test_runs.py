@@ -7,11 +7,7 @@ import pytest
 
 from experiments.common.files import DamagedFile, pack
 from experiments.lra.cells import RowKey
-from experiments.lra.curves import (
-    draw_all,
-    pattern_names,
-    row_labels,
-)
+from experiments.lra.curves import draw_all, pattern_names, row_labels
 from experiments.lra.published import STYLES
 from experiments.lra.runs import POINTS, read_runs, write_archive
 from experiments.lra.table import Table

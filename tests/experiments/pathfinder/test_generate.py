@@ -13,14 +13,7 @@ from experiments.pathfinder import kernels
 from experiments.pathfinder.__main__ import measure
 from experiments.pathfinder.generate import RUN, VERSION, filled, make, on_disk
 from experiments.pathfinder.geometry import SIZES, _patches, spec, tables
-from experiments.pathfinder.kernels import (
-    DISTRACTORS,
-    LABEL,
-    MARGIN,
-    MARKERS,
-    ORIGIN,
-    _moved,
-)
+from experiments.pathfinder.kernels import DISTRACTORS, LABEL, MARGIN, MARKERS, ORIGIN, _moved
 
 FEW = {32: 40, 64: 6, 128: 12, 256: 12}  # images that the slower checks look at
 

@@ -62,11 +62,7 @@ def test_colours_become_gray_and_the_last_tenth_validates(tmp_path, records):
     assert task.source == "CIFAR-10 (gray), 90 + 10 + 20 examples"
     assert (task.vocab, task.length, task.grid) == (256, 1024, (32, 32))
     train = np.concatenate([records[name] for name in image.BATCHES["train"]])
-    for name, rows in (
-        ("train", train[:90]),
-        ("val", train[90:]),
-        ("test", records["test_batch"]),
-    ):
+    for name, rows in (("train", train[:90]), ("val", train[90:]), ("test", records["test_batch"])):
         split = task.splits[name]
         assert split.lengths is None and split.tokens.dtype == np.uint8
         assert split.labels.tolist() == rows[:, 0].tolist()

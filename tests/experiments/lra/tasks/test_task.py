@@ -5,14 +5,7 @@ import pytest
 
 import masks
 from experiments.lra.tasks import task as cache
-from experiments.lra.tasks.task import (
-    Split,
-    Task,
-    best_constant,
-    find,
-    load_task,
-    pixel_order,
-)
+from experiments.lra.tasks.task import Split, Task, best_constant, find, load_task, pixel_order
 
 
 def split(n=4, length=8, **changes):

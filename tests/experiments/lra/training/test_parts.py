@@ -18,13 +18,7 @@ from experiments.training import state as checkpoint
 from experiments.training.distributed import Group
 from experiments.training.evaluate import DeviceSplit, Evaluator, Order
 from experiments.training.run_file import Log
-from experiments.training.step import (
-    AHEAD,
-    FlatParameters,
-    Trainer,
-    learning_rates,
-    make_adamw,
-)
+from experiments.training.step import AHEAD, FlatParameters, Trainer, learning_rates, make_adamw
 
 CPU = torch.device("cpu")
 
