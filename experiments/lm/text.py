@@ -103,7 +103,8 @@ def _bins(folder: Path) -> Corpus:
         # the whole of OpenWebText takes minutes: samples and sizes say enough
         about.update(str(len(ids)).encode())
         about.update(np.ascontiguousarray(ids[:: max(1, len(ids) // 2**16)]).tobytes())
-    return Corpus(folder.name, "bin", about.hexdigest()[:12], *found, 0, GPT2_END, None)
+    train, val = found
+    return Corpus(folder.name, "bin", about.hexdigest()[:12], train, val, 0, GPT2_END, None)
 
 
 # ---- documents

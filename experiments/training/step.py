@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.common.devices import device_name
-from experiments.common.files import reason
 from experiments.training.device import (
     DTYPES,
     WARM_UP,
@@ -119,23 +117,13 @@ class Trainer:
             compile: use torch.compile.
             parts: makes the model with its parts compiled; None: it is compiled as a whole.
             graph: turn the step into a CUDA graph, on a GPU.
-
-        Raises ValueError if torch.compile fails.
         """
         before = self.state()
         self._fill()
         if compile:
             torch.compiler.reset()  # runs of one process would share a limit
             self.forward = parts() if parts else torch.compile(self.model, dynamic=False)
-        try:
-            fits = warm_up(self._body, self.device)
-        except Exception as error:
-            if not compile or lacks_memory(error):
-                raise
-            raise ValueError(
-                f"torch.compile fails ({type(error).__name__}: {reason(error)}): compile=false"
-                " trains without it, at half the speed or less"
-            ) from error
+        fits = warm_up(self._body, self.device)
         self.load(before)
         if graph and fits:
             self._fill()
@@ -215,21 +203,17 @@ def micro_batches(settings: Training, group: Group) -> int:
 
 
 @contextmanager
-def explained_memory(settings: Training, unit: str, group: Group) -> Iterator[None]:
-    """Turn a lack of memory into a ValueError with the remedy; unit: see `Work`."""
+def explained_memory(settings: Training) -> Iterator[None]:
+    """Turn a lack of memory into a ValueError with the remedy."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        size = settings.batch // group.replicas
-        micro = min(settings.micro_batch or size, size)
-        remedy = f"micro_batch={micro // 2} adds up the gradients of smaller batches"
-        if micro == 1:
-            remedy = "use a smaller model, or shorter sequences"
         raise ValueError(
-            f"{micro} {unit} at a time, beside the data, are too much for"
-            f" the memory of {device_name(str(group.device))}: {remedy}"
+            f"micro_batch={settings.micro_batch or settings.batch} needs more memory than there is:"
+            " give a smaller one, whose gradients are added up, a smaller model, or shorter"
+            " sequences"
         ) from error
 
 

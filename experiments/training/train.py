@@ -104,7 +104,7 @@ def train(settings: Training, work_of: Any, command: str = "") -> dict[str, Any]
     reset_memory(group.device)
     work = work_of(settings, group)
     lock = state.locked(folder) if group.leads else nullcontext()
-    with lock, same_bits(settings.deterministic), explained_memory(settings, work.unit, group):
+    with lock, same_bits(settings.deterministic), explained_memory(settings):
         return Session(settings, group, work, begun, command).run()
 
 

@@ -127,10 +127,9 @@ def test_arrays_are_read_packed_or_not(tmp_path):
 def test_arrays_that_do_not_fit_are_named(tmp_path):
     trap = np.array([Trap(tmp_path / "trapped")], object)
     for changes, words in (
-        ({"x_train": np.zeros((1, 32, 32), np.uint8), "y_train": np.zeros(1, int)}, "at least 10"),
         ({"y_test": None}, "y_test"),
         ({"x_test": np.zeros((10, 32, 31), np.uint8)}, r"x_test is uint8 \(10, 32, 31\)"),
-        ({"y_test": np.zeros(9, np.int64)}, r"y_test int64 \(9,\)"),
+        ({"y_test": np.zeros(9, np.int64)}, r"y_test \(9,\)"),
         ({"x_train": trap}, "is not an npz file of plain arrays"),
     ):
         (tmp_path / "cifar10_gray.npz").write_bytes(packed(arrays(**changes)))

@@ -279,11 +279,10 @@ def test_a_batch_too_large_says_what_to_do(place, monkeypatch):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling")
 
     monkeypatch.setattr(Trainer, "_body", fails)
-    refuse(place, "4 examples of 64 tokens at a time.*: micro_batch=2", name="new")
-    refuse(place, "1 examples of .*a smaller model", name="new", micro_batch=1)
+    refuse(place, "micro_batch=4 needs more memory", name="new")
 
 
-def test_a_compiled_run_trains_validates_and_tests_compiled(ran, place, monkeypatch):
+def test_a_compiled_run_trains_validates_and_tests_compiled(ran, monkeypatch):
     """Lets runs on the CPU, which are not compiled, be compiled to a call of the model."""
     plain, calls, prepare = ran(name="plain"), [], Trainer.prepare
 
@@ -297,8 +296,6 @@ def test_a_compiled_run_trains_validates_and_tests_compiled(ran, place, monkeypa
     assert calls.count(True) == 1 + 4  # the first step runs twice
     assert calls.count(False) == 2 * 2 + 2  # validations and test, of two batches each
     assert compiled.result["loss"] == plain.result["loss"]
-    monkeypatch.setattr(torch, "compile", lambda model, **options: partial(int, "no such type"))
-    refuse(place, r"torch\.compile fails \(TypeError.*: compile=false", name="new")
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(place):
