@@ -23,7 +23,7 @@ from sparseflash.dynamic.selection import Selection
 from sparseflash.operators.attention import call_operator, plain, run
 from sparseflash.picks import operator as picked
 from sparseflash.picks.picks import Picks
-from sparseflash.plan import known_plan, plan_for, prepared, traced_plan
+from sparseflash.plan import plan_of_call, prepared, problem_of, traced_plan
 from sparseflash.request import (
     autocast,
     contiguous,
@@ -32,7 +32,6 @@ from sparseflash.request import (
     refuse_unknown,
     request_of,
     term_tensors,
-    wants_grad,
 )
 from sparseflash.schedule.blocks import Schedule, schedule_for
 from sparseflash.score.function import Bound, Score
@@ -176,16 +175,10 @@ def attention(
     tensors = NO_TERMS
     if sink is not None or score is not None:
         tensors = term_tensors(sink, score, q, k, v)
-    direct = plain(q, k, v, *filter(torch.is_tensor, tensors.flat))
-    plan, schedule = None, None
-    if direct:
-        plan = known_plan(q, k, v, mask, options, wants_grad(q, k, v, *tensors.flat))
-    if plan is None:
+    if not plain(q, k, v, *filter(torch.is_tensor, tensors.flat)):
         request = request_of(q, k, v, mask, options, tensors)
-        if not direct:
-            return call_operator(request, seed).asked(return_lse)
-        q, k, v, schedule = request.q, request.k, request.v, request.schedule
-        plan = plan_for(request.problem(), request.mask, schedule)
+        return call_operator(request, seed).asked(return_lse)
+    plan, q, k, v, schedule = plan_of_call(q, k, v, mask, options, tensors)
     seed = seed_tensor(seed, q.device) if dropout_p else None
     return run(plan, q, k, v, seed, tensors, schedule).asked(return_lse)
 
@@ -233,7 +226,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
         padding = padding_for(score, mask, q.shape[2], k.shape[2])
         q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding, starts)
     request = request_of(q, k, v, mask, options, needs_grad=True)
-    problem = request.problem()
+    problem = problem_of(request)
     if request.mask is not None:  # raises where it does not fit
         schedule_for(request.mask, *extents_of(q, k), problem.device, kv_heads=k.shape[1])
     if dropout_p:
@@ -295,11 +288,11 @@ def plan(
     schedule = request.schedule
     if schedule is None and request.mask is None:  # dense attention, or nothing to attend to
         if not torch.compiler.is_compiling():
-            prepared(request.problem())
+            prepared(problem_of(request))
         return mask  # pyright: ignore[reportReturnType]
     if torch.compiler.is_compiling():
         return mask if schedule is None else traced_plan(request)  # pyright: ignore
-    problem = request.problem()
+    problem = problem_of(request)
     if schedule is None:
         assert request.mask is not None
         extents = extents_of(request.q, request.k)

@@ -20,8 +20,8 @@ from sparseflash.backends.protocol import (
 )
 from sparseflash.backends.registry import BACKENDS, NothingBackward, NothingForward, choose
 from sparseflash.cache import cache
-from sparseflash.problem import Layout, Options, Problem, key_of
-from sparseflash.request import Request
+from sparseflash.problem import Layout, Options, Problem, describe, key_of
+from sparseflash.request import Request, request_of, wants_grad
 from sparseflash.schedule.blocks import (
     Schedule,
     ScheduleFacts,
@@ -133,22 +133,34 @@ def prepared(
     return plan_for(problem, mask, schedule)
 
 
-def known_plan(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, options: Options, needs_grad: bool
-) -> Plan | None:
-    """Return the plan of a call that came before, at little cost; nothing but what it needs is
-    checked.
+def plan_of_call(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, options: Options, terms: TermTensors
+) -> tuple[Plan, Tensor, Tensor, Tensor, Schedule | None]:
+    """Return the plan of an eager call, and the tensors and the schedule to run it with.
+
+    The plan of a call that came before costs little: only what finding it needs is checked.
     """
-    if mask is not None and not isinstance(mask, (Mask, BlockMask)):
-        return None
-    dtype, device = q.dtype, q.device
-    if not (k.dtype is v.dtype is dtype and k.device == v.device == device):
-        return None
-    key = None if mask is None else mask.key
-    try:
-        return cache.get(key_of(q, k, v, key, options, needs_grad))
-    except RuntimeError:  # of sparse and nested tensors, which `request_of` refuses
-        return None
+    needs_grad = wants_grad(q, k, v, *terms.flat)
+    if mask is None or isinstance(mask, (Mask, BlockMask)):
+        plan, dtype, device = None, q.dtype, q.device
+        if k.dtype is v.dtype is dtype and k.device == v.device == device:
+            key = None if mask is None else mask.key
+            try:
+                plan = cache.get(key_of(q, k, v, key, options, needs_grad))
+            except RuntimeError:  # of sparse and nested tensors, which are refused below
+                pass
+        if plan is not None:
+            return plan, q, k, v, None
+    request = request_of(q, k, v, mask, options, terms, needs_grad=needs_grad)
+    plan = plan_for(problem_of(request), request.mask, request.schedule)
+    return plan, request.q, request.k, request.v, request.schedule
+
+
+def problem_of(request: Request) -> Problem:
+    """Return what the plan of a call depends on."""
+    q, k, v, mask, schedule, options, _, needs_grad = request
+    identity = schedule.facts if schedule is not None else mask.key if mask is not None else None
+    return describe(q, k, v, identity, options, needs_grad)
 
 
 def traced_specs(

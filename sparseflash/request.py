@@ -26,7 +26,7 @@ from sparseflash.checks import (
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
 from sparseflash.picks.picks import Picks
-from sparseflash.problem import Options, Problem, describe
+from sparseflash.problem import Options
 from sparseflash.schedule.blocks import Schedule
 from sparseflash.score.function import bound, check_fit
 from sparseflash.select.base import Selector
@@ -139,13 +139,6 @@ class Request(NamedTuple):
     options: Options
     terms: TermTensors
     needs_grad: bool
-
-    def problem(self) -> Problem:
-        """Return what the plan of this call depends on."""
-        identity = self.mask.key if self.mask is not None else None
-        if self.schedule is not None:
-            identity = self.schedule.facts
-        return describe(self.q, self.k, self.v, identity, self.options, self.needs_grad)
 
 
 def request_of(
