@@ -156,10 +156,10 @@ def share(model: nn.Module, states: int, group: Group) -> "ContextParallel | Non
     """
     if group.context is None:
         return None
-    from sparseflash import BlockSparseAttention
-    from sparseflash.distributed import context_parallel
+    import sparseflash.distributed
 
-    layers = [layer for layer in model.modules() if isinstance(layer, BlockSparseAttention)]
+    attentions = sparseflash.BlockSparseAttention
+    layers = [layer for layer in model.modules() if isinstance(layer, attentions)]
     if not layers:
         raise ValueError(
             f"context_parallel={group.ways}: the attention of this model needs all tokens in one"
@@ -170,7 +170,7 @@ def share(model: nn.Module, states: int, group: Group) -> "ContextParallel | Non
     size = min(size, max(16, states // group.ways // 16 * 16))  # a block for every process
     options: dict[str, Any] = {"block_size": size}
     options |= {name: getattr(layers[0], name) for name in ("heads", "kv_heads", "head_dim")}
-    first = context_parallel(group.context, given[0], states, **options)
+    first = sparseflash.distributed.context_parallel(group.context, given[0], states, **options)
     layers[0].mask = first
     for layer, mask in zip(layers[1:], given[1:], strict=True):
         layer.mask = first.with_mask(mask)
