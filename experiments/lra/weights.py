@@ -129,14 +129,10 @@ def start_from(
     weights, step, there = checkpoint.load_weights(path, remedy)
     if "order" not in there:
         raise ValueError(f"init_from={folder}: these are not the weights of a classifier")
-    buffers = {name for name, _ in model.named_buffers()}
-    if more := [x for x in weights if x not in model.state_dict() and not x.startswith(HEADS)]:
-        raise ValueError(
-            f"init_from={folder}: {more[0]} is missing here; "
-            "the model and the attention must be those of that run"
-        )
+    buffers, own = dict(model.named_buffers()), model.state_dict(keep_vars=True)
     fresh, other = [], fresh_head or there["pretrain"] != here["pretrain"]
-    for name, parameter in model.state_dict(keep_vars=True).items():
+    odd = [name for name in weights if name not in own and not name.startswith(HEADS)]
+    for name, parameter in own.items():
         found, in_head = weights.get(name), name.startswith(HEADS)
         if name == POSITIONS and found is not None and found.shape != parameter.shape:
             found = _upsampled(found, there, here, folder)
@@ -146,11 +142,13 @@ def start_from(
         elif in_head or name in buffers:
             fresh.append(name)
         else:
-            shapes = "missing there" if found is None else f"{tuple(found.shape)} there"
-            raise ValueError(
-                f"init_from={folder}: {name} is {tuple(parameter.shape)} here, {shapes}; "
-                "the model and the attention must be those of that run"
-            )
+            odd.append(name)
+    if odd:
+        shapes = [tuple(x[odd[0]].shape) if odd[0] in x else "missing" for x in (own, weights)]
+        raise ValueError(
+            f"init_from={folder}: {odd[0]} is {shapes[0]} here, {shapes[1]} there; "
+            "the model and the attention must be those of that run"
+        )
     kept = f"fresh: {', '.join(fresh)}" if fresh else "all of them"
     return f"weights of step {step} of {path.parent} ({there['task']}; {kept})"
 

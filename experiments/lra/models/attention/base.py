@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import torch
 from torch import Tensor, nn
 
+from experiments.common.config import choose, whole_number
 from masks import Mask
 from sparseflash.dynamic.lengths import real_tokens as within
 
@@ -173,34 +174,22 @@ def make_attention(name: str, **options: Any) -> Attention:
     An option that is None keeps its default. Raises ValueError for a name, an option or a value
     that does not exist.
     """
-    kind = _kind(name)
+    choose("attention", name, KINDS)
+    kind = KINDS[name]
     options = {key: value for key, value in options.items() if value is not None}
-    if unknown := sorted(options.keys() - SHARED - kind.options.keys()):
-        raise ValueError(
-            f"{name} attention has no option {', '.join(unknown)};"
-            f" it has {', '.join(kind.options) or 'none'}"
-        )
-    for key in options.keys() & kind.options.keys():
+    for key in options.keys() - SHARED:
+        choose(f"option of {name} attention", key, kind.options)
         _check(key, options[key], kind.options[key].annotation)
     return kind.cls(**options)
 
 
-def _kind(name: str) -> Kind:
-    if name not in KINDS:
-        raise ValueError(f"there is no attention {name!r}; choose one of {', '.join(KINDS)}")
-    return KINDS[name]
-
-
 def _check(name: str, value: Any, annotation: Any) -> None:
     kinds = {annotation, *get_args(annotation)}
-    flag = isinstance(value, bool)
     if get_origin(annotation) is Literal:
-        if value not in get_args(annotation):
-            choices = ", ".join(get_args(annotation))
-            raise ValueError(f"{name} is {value!r}; choose from {choices}")
-    elif bool in kinds and not flag:
-        raise ValueError(f"{name} is {value!r}; it must be True or False")
-    elif int in kinds and (flag or not isinstance(value, int) or value < 1):
-        raise ValueError(f"{name} is {value!r}; it must be a positive integer")
-    elif float in kinds and (flag or not isinstance(value, int | float) or not 0 <= value < 1e30):
-        raise ValueError(f"{name} is {value!r}; it must be a number of at least 0")
+        choose(name, value, get_args(annotation))
+    elif bool in kinds and not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: give true or false")
+    elif int in kinds:
+        whole_number(name, value)
+    elif float in kinds and (isinstance(value, bool | str) or not 0 <= value < 1e30):
+        raise ValueError(f"{name}={value!r}: give a number of at least 0")
