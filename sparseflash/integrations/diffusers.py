@@ -15,8 +15,7 @@ from masks import BlockMask, Mask
 from masks.transforms.reorder import Reorder
 from sparseflash.attention import attention
 from sparseflash.cache import cached
-from sparseflash.integrations import integration
-from sparseflash.integrations.tensors import join, mask_of_tensor
+from sparseflash.integrations import integration, join, mask_of_tensor
 from sparseflash.request import as_mask_or_selector
 from sparseflash.select.base import Selector
 

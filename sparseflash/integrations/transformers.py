@@ -19,10 +19,8 @@ from masks.registry import by_text
 from sparseflash.attention import attention
 from sparseflash.distributed.plan import ContextParallel
 from sparseflash.dynamic.selection import Selection, selection_of_pairs
-from sparseflash.integrations import integration
-from sparseflash.integrations.tensors import join, mask_of_tensor
+from sparseflash.integrations import integration, is_bias, join, mask_of_tensor
 from sparseflash.request import remedy
-from sparseflash.score import rules
 
 with integration("transformers", "5.23"):
     from transformers.configuration_utils import PreTrainedConfig
@@ -30,13 +28,12 @@ with integration("transformers", "5.23"):
     from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
     from sparseflash.integrations.transformers_masks import ModelMask, make_mask
+    from sparseflash.integrations.transformers_scores import NAME, OWN, replace_methods, score_of
 
-NAME = "sparse"  # names with "flash" would be taken for FlashAttention
 ATTRIBUTE = "sparse_mask"  # of a config: the text of the mask
 
-# Arguments that change the scores, and so cannot be ignored.
+# Arguments that cannot be ignored.
 REFUSED = {
-    "position_bias": "take attn_implementation='sdpa'",
     "cache": "take generate() in place of continuous batching",
     "output_attentions": "take attn_implementation='eager' where the weights are needed",
 }
@@ -89,6 +86,9 @@ def use(
     own: dict[int, Any] = {}  # copies of configs by the id of the config
     for module, name, config in held:
         setattr(module, name, deepcopy(config, own))
+    for part in (part for part in model.modules() if isinstance(part, PreTrainedModel)):
+        if any(type(module).__name__ in OWN for module in part.modules()):
+            part.config._attn_implementation = NAME  # transformers would warn and leave it
     if layers:
         model.set_attn_implementation(NAME)
     if not layers or model.config._attn_implementation != NAME:
@@ -108,6 +108,7 @@ def use(
         state["is_causal"] = False  # eager attention goes by the mask alone
     for number, layer in enumerate(layers):
         vars(layer).update(state, **{LAYER: number})
+        replace_methods(layer, attend, model.config)
     return model
 
 
@@ -122,8 +123,10 @@ def _parts(model: PreTrainedModel) -> str:
     """Return the parts of a model of several sequences, for an error; "" for other models."""
     config, given = model.config, signature(model.forward).parameters
     two = config.is_encoder_decoder or getattr(config, "add_cross_attention", False)
-    two = two and any(name.startswith("encoder_") or "decoder" in name for name in given)
-    if not two and not any(getattr(config, part, None) for part in config.sub_configs):
+    decodes = getattr(model, "is_decoder", True)  # not the encoder of T5, whose class is the same
+    two = two and any("decoder" in x or (decodes and x.startswith("encoder_")) for x in given)
+    names = set(config.sub_configs) - {"attn_config", "ffn_config"}  # of the layers of MPT and DBRX
+    if not two and not any(getattr(config, name, None) for name in names):
         return ""
     models = [(name, part) for name, part in model.named_modules() if name and _is_model(part)]
     return ", ".join(f"{name} is a {type(part).__name__}" for name, part in models) or "it has none"
@@ -140,7 +143,9 @@ def _configs(module: torch.nn.Module) -> list[tuple[str, PreTrainedConfig]]:
 
 @cache
 def _attends(kind: type) -> bool:
-    """Return whether a class of modules looks up its attention in AttentionInterface."""
+    """Return whether a class of modules is in `OWN` or calls AttentionInterface."""
+    if kind.__name__ in OWN:
+        return True
     functions = [unwrap(f) for base in kind.__mro__ for f in vars(base).values() if callable(f)]
     codes = [getattr(function, "__code__", None) for function in functions]
     return any("get_interface" in code.co_names for code in codes if code is not None)
@@ -176,19 +181,22 @@ def attend(
     cu_seq_lens_k: Tensor | None = None,
     indices: Tensor | None = None,
     block_indices: Tensor | None = None,
+    position_bias: Any = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Return the function of AttentionInterface: (B, N_q, H, D_v), and no weights.
 
     Args:
-        attention_mask: what `sparse_mask` made, a 4D tensor of the user, or None where the model
-            makes none.
+        attention_mask: what `sparse_mask` made, a 4D tensor of the user or the model, perhaps with
+            biases, or None where the model makes none.
         is_causal: whether None means causal, as for sdpa; by default what the module says.
         s_aux: (H,) learned scores of attention sinks, which have no value.
         softcap: bound of the scores, as in Gemma 2.
         cu_seq_lens_q, cu_seq_lens_k: ends of the documents that are packed into a sequence, from 0.
         indices: (B, N_q, n) numbers of the keys that a query may see.
         block_indices: (B, groups of heads, N_q, n) numbers of blocks of keys, or -1.
+        position_bias: what is added to the scores, (B, H, N_q, N_k) with extents of 1, or what
+            `distance_bias` made.
     """
     for name, given in others.items():
         known = name in KNOWN or not isinstance(given, Tensor)
@@ -198,13 +206,18 @@ def attend(
         raise ValueError(f"{name} is {_what(given)}, which sparseflash has no place for: {cure}")
     n_q, n_k = query.shape[2], key.shape[2]
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "sink": s_aux}
-    if softcap is not None:
-        options["score"] = _capped(softcap)
+    added = _bias_of(attention_mask)
+    options["score"] = score_of(softcap, query.device, position_bias, added)
     chosen = mask_of(getattr(module, "config", None))
     if chosen is not None and chosen.per_layer:
         chosen = chosen.layer(_number(module))
     if (context := getattr(module, CONTEXT, None)) is not None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if position_bias is not None or added is not None:
+            raise ValueError(
+                f"{type(module).__name__} adds a bias to the scores, which ranks that share a"
+                " sequence cannot: take a model without, or one GPU"
+            )
         own = masks.causal() if causal else masks.dense()
         own = _own_of_the_whole(attention_mask, own, context, others.get("position_ids"))
         mask = context.with_mask(join(own, chosen))
@@ -224,7 +237,7 @@ def attend(
         mask = asked.mask(chosen, documents)
     else:
         if attention_mask is not None:
-            own = mask_of_tensor(attention_mask, n_q)
+            own = mask_of_tensor(attention_mask, n_q) if added is None else None
         else:
             is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             own = masks.causal() if is_causal and n_q > 1 else None
@@ -237,7 +250,12 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-_capped = cache(rules.softcap)
+def _bias_of(mask: Any) -> Tensor | None:
+    """Return the bias that a model or a user added to a mask."""
+    if isinstance(mask, ModelMask):
+        return mask.bias
+    biased = isinstance(mask, Tensor) and mask.ndim == 4 and mask.is_floating_point()
+    return mask if biased and is_bias(mask) else None
 
 
 def _own_of_the_whole(

@@ -20,7 +20,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 import masks
 from masks import Mask, mask_from
 from masks.checks import FAR
-from sparseflash.integrations.tensors import between_real, join, to_real
+from sparseflash.integrations import FORBIDS, between_real, join, to_real
 
 FOUND = version("transformers")
 if tuple(map(int, FOUND.split(".")[:2])) < (5, 23):
@@ -112,24 +112,43 @@ class Asked:
 class ModelMask(Tensor):
     """What a model gets for a mask: (batch, 1, n_q, n_k), without values until they are needed.
 
-    A range of queries or keys is as light. For any other operation it has the values of `eager`
-    attention, 0 and the lowest number; beside a mask of the user, which has none, it is an error.
+    A range of queries or keys is as light, and so are booleans, True for what is hidden, and the
+    sum with a bias. For any other operation it has the values of `eager` attention, 0 and the
+    lowest number; beside a mask of the user, which has none, it is an error.
     """
 
     asked: Asked
     chosen: Mask | None
+    bias: Tensor | None  # with its gradient, (batch, heads, n_q, n_k) with extents of 1
 
     @staticmethod
     def __new__(
-        cls, asked: Asked, chosen: Mask | None, batch: int, dtype: torch.dtype, device: Any
+        cls, asked: Asked, chosen: Any, batch: int, dtype: Any, device: Any, bias: Any = None
     ) -> "ModelMask":
-        shape = batch, 1, asked.n_q, asked.n_k
+        shape = torch.Size((batch, 1, asked.n_q, asked.n_k))
+        shape = shape if bias is None else torch.broadcast_shapes(shape, bias.shape)
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made.asked, made.chosen = asked, chosen
+        made.asked, made.chosen, made.bias = asked, chosen, bias
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"ModelMask{tuple(self.shape)}"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if not kwargs and (func in _SUMS or (func in _FILLS and args[2] <= FORBIDS)):
+            mask, bias = args[:2] if isinstance(args[0], ModelMask) else args[1::-1]
+            fits = isinstance(mask, ModelMask) and (mask.dtype == torch.bool) == (func in _FILLS)
+            if fits and isinstance(bias, Tensor) and type(bias) is not cls and bias.ndim == 4:
+                bias = bias if mask.bias is None else bias + mask.bias
+                return cls(mask.asked, mask.chosen, mask.shape[0], bias.dtype, mask.device, bias)
+        given = args, kwargs or {}
+        if func not in _ABOUT:
+            given = tree_map_only(ModelMask, lambda mask: mask._without_bias(func), given)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*given[0], **given[1])
 
     @classmethod
     def __torch_dispatch__(
@@ -146,24 +165,40 @@ class ModelMask(Tensor):
                 start, end, _ = slice(*bounds).indices(mine.shape[dim])
                 if same := dim in (2, 3) and step == 1 and start < end:
                     asked = asked.part(dim, start, end)
-            if same or (kind is _aten._to_copy and dtype.is_floating_point):
+            elif mine.dtype.is_floating_point:
+                if kind is _aten.lt and args[1] == -1:  # what is hidden, as Falcon asks for it
+                    same, dtype = True, torch.bool
+                elif kind is _aten._to_copy:
+                    same = dtype.is_floating_point or dtype == torch.bool
+            if same:
                 return cls(asked, mine.chosen, len(mine), dtype, device)
         given = tree_map_only(ModelMask, lambda mask: mask._values(func), (args, kwargs))
         return func(*given[0], **given[1])
+
+    def _without_bias(self, operation: Any) -> Tensor:
+        if self.bias is None:
+            return self
+        low = torch.finfo(self.dtype).min
+        return self.bias.masked_fill(self._values(operation) != 0, low)
 
     def _values(self, operation: Any) -> Tensor:
         if self.chosen is not None:
             raise ValueError(
                 f"the model computes {operation} of its mask {tuple(self.shape)}, to which"
-                f" {self.chosen} is joined: take use(model) without a mask"
+                f" {self.chosen} is joined: call use(model), without a mask if it had one"
             )
         pairs = self.asked.pairs()
+        if self.dtype == torch.bool:
+            return ~pairs.expand(len(self), -1, -1, -1).to(self.device)
         nothing = torch.zeros((), dtype=self.dtype, device=pairs.device)
         values = torch.where(pairs, nothing, torch.finfo(self.dtype).min)
         return values.expand(self.shape).to(self.device)
 
 
 _KIND = "dtype", "device"
+_ABOUT = {getattr(Tensor, name).__get__ for name in (*_KIND, "shape", "ndim", "requires_grad")}
+_SUMS = torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__
+_FILLS = torch.masked_fill, Tensor.masked_fill
 _aten: Any = torch.ops.aten
 
 

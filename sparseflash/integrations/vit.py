@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import masks
 from masks import Mask
 from sparseflash.attention import attention
-from sparseflash.integrations.tensors import join, mask_of_tensor
+from sparseflash.integrations import join, mask_of_tensor
 from sparseflash.request import as_mask_or_selector
 from sparseflash.select.base import Selector
 

@@ -21,6 +21,9 @@ SIZES = dict(
     num_attention_heads=4, pad_token_id=0,
 )  # fmt: skip
 GROUPED = SIZES | dict(num_key_value_heads=2)
+T5 = dict(vocab_size=WORDS, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4)
+T5 |= dict(relative_attention_num_buckets=8, relative_attention_max_distance=20)
+T5 |= dict(decoder_start_token_id=0)
 MODELS = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
     "mistral": ("MistralForCausalLM", "MistralConfig", GROUPED | dict(sliding_window=9)),
@@ -44,15 +47,22 @@ MODELS = {
         GROUPED | dict(head_dim=8, sliding_window=9, num_local_experts=2, num_experts_per_tok=1)
         | dict(layer_types=["sliding_attention", "full_attention"]),
     ),
-    "t5": ("T5ForConditionalGeneration", "T5Config",
-        dict(vocab_size=WORDS, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)),
+    **{  # with biases of the scores
+        kind.lower(): (f"{kind}ForConditionalGeneration", f"{kind}Config", T5)
+        for kind in ("T5", "MT5", "UMT5", "LongT5")
+    },
+    "falcon": ("FalconForCausalLM", "FalconConfig", SIZES | dict(alibi=True)),
+    "bloom": ("BloomForCausalLM", "BloomConfig", SIZES),
+    "mpt": ("MptForCausalLM", "MptConfig",
+        dict(vocab_size=WORDS, d_model=32, n_layers=2, n_heads=4, max_seq_len=80)),
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", GROUPED | dict(head_dim=8)),
 }  # fmt: skip
 OWN = ["llama", "mistral", "gemma3", "gpt2", "bert", "modernbert", "bart", "gpt_oss"]
+OWN += ["t5", "mt5", "umt5", "longt5", "falcon"]
+EAGER = ["gemma2", "bloom", "mpt"]  # their own attention makes NaN of empty rows
 SIDES = ["none", "left", "right", "both", "between"]
 PAIRS = [(name, SIDES[(2 * i + j) % 5]) for i, name in enumerate(OWN) for j in (0, 1)]
 MINE = "butterfly(16) | global(3)"
-CAPPED = [("gemma2", "none"), ("gemma2", "right")]  # its own makes NaN of empty rows
 DECODERS = ["llama", "mistral", "gemma3", "gpt2", "gpt_oss"]
 
 
@@ -66,7 +76,7 @@ def make(name, **changes):
             parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.ndim > 1 else 1))
     if name == "gpt_oss":  # its experts know no float64
         return model.eval()
-    if name != "gemma2":
+    if model._supports_sdpa and name not in ("gemma2", "falcon"):  # Falcon has it, and no switch
         model.set_attn_implementation("sdpa")
     return model.eval().double()
 
@@ -109,7 +119,7 @@ def assert_same(found, expected):
     torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name, side", [*PAIRS, *CAPPED])
+@pytest.mark.parametrize("name, side", [*PAIRS, *product(EAGER, ["none", "right"])])
 def test_own_mask_and_padding(name, side):
     model, real = make(name), padding(side)
     expected = logits_and_gradients(model, real)
@@ -140,7 +150,8 @@ def test_packed_sequences(name):
     [
         ("gemma3", None),
         ("gpt_oss", None),
-        *((name, MINE) for name in ("gemma3", "gpt2", "gpt_oss")),
+        ("t5", None),
+        *((name, MINE) for name in ("gemma3", "gpt2", "gpt_oss", "falcon")),
     ],
 )
 def test_generation(name, mask):
@@ -209,31 +220,91 @@ def by_sdpa(model, blocks):
 
     def attend(module, q, k, v, mask, **given):
         mine = pairs[module.layer_idx if len(pairs) > 1 else 0]
+        if mask is not None:  # with biases
+            mine = mask.masked_fill(~mine, torch.finfo(mask.dtype).min)
         return transformers.AttentionInterface()["sdpa"](module, q, k, v, mine, **given)
 
     transformers.AttentionInterface.register("by_sdpa", attend)
     model.set_attn_implementation("by_sdpa")
 
 
+SWIN = dict(
+    image_size=32, patch_size=2, embed_dim=16, depths=[2, 1], num_heads=[2, 4], window_size=4
+)
+BEIT = dict(image_size=32, use_relative_position_bias=True)
+BEIT |= dict(use_shared_relative_position_bias=True)
+
+
 @pytest.mark.parametrize(
-    "name, sizes, text",
+    "name, sizes, text, tokens",
     [  # a class token and 4 x 4 patches; 4 frames of 2 x 2 patches, for which it makes no mask
-        ("ViT", {"image_size": 32}, "neighborhood((4, 4), 3) >> shift(1) | global(1)"),
-        ("VideoMAE", {"image_size": 16, "num_frames": 8}, "neighborhood((4, 2, 2), (3, 1, 2))"),
+        ("ViT", {"image_size": 32}, "neighborhood((4, 4), 3) >> shift(1) | global(1)", 17),
+        ("VideoMAE", {"image_size": 16, "num_frames": 8}, "neighborhood((4, 2, 2), (3, 1, 2))", 16),
+        ("Beit", BEIT, "neighborhood((4, 4), 3) >> shift(1) | global(1)", 17),
+        ("Swin", SWIN, "neighborhood((4, 4), 3)", 16),  # in a window
     ],
 )
-def test_images_and_videos(name, sizes, text):
-    sizes = SIZES | {"patch_size": 8} | sizes
+def test_images_and_videos(name, sizes, text, tokens):
+    sizes = sizes if name == "Swin" else SIZES | {"patch_size": 8} | sizes
     torch.manual_seed(0)
     model = getattr(transformers, name + "Model")(getattr(transformers, name + "Config")(**sizes))
-    images = torch.randn(2, 3, 32, 32) if name == "ViT" else torch.randn(2, 8, 3, 16, 16)
+    for table in (p for key, p in model.named_parameters() if "bias_table" in key):
+        torch.nn.init.normal_(table)
+    images = torch.randn(2, 8, 3, 16, 16) if name == "VideoMAE" else torch.randn(2, 3, 32, 32)
+
+    def results():
+        model.zero_grad()
+        out = model(images)[0]
+        out.square().sum().backward()
+        return out.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+
     model.eval().set_attn_implementation("sdpa")
-    own = model(images)[0]
-    torch.testing.assert_close(sparse.use(model)(images)[0], own)
-    found = sparse.use(model, text)(images)[0]
-    assert not torch.allclose(found, own)
-    by_sdpa(model, [masks.parse(text).build(own.shape[1])])
-    torch.testing.assert_close(found, model(images)[0])
+    own = results()
+    sparse.use(model)
+    assert_same(results(), own)
+    sparse.use(model, text)
+    found = results()
+    assert not torch.allclose(found[0], own[0], rtol=1e-3, atol=1e-3)
+    by_sdpa(model, [masks.parse(text).build(tokens)])
+    assert_same(found, results())
+
+
+@pytest.mark.parametrize("name", ["t5", "umt5", "bloom", "mpt", "falcon"])
+def test_a_mask_beside_a_bias(name, monkeypatch):
+    """Their own attention gets the pairs by the mask that transformers makes."""
+    text, real = "butterfly(8) | local(2)", padding("right")
+    pairs = torch.from_numpy(masks.parse(text).build(N).to_dense())
+    model, other = make(name), make(name)
+    part = model
+    if name.endswith("t5"):
+        part, other = model.get_encoder(), other.get_encoder()
+
+    def results(model):
+        out = model(words(), attention_mask=real)[0][real.bool()]
+        out.square().sum().backward()
+        return out.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+
+    found = results(sparse.use(part, text))
+    kind, known = other.config._attn_implementation, transformers.AttentionMaskInterface()
+    made = known[kind]
+
+    def smaller(**given):
+        mask = made(**given | dict(allow_is_causal_skip=False, allow_is_bidirectional_skip=False))
+        return (
+            mask & pairs
+            if kind == "sdpa"
+            else mask.masked_fill(~pairs, torch.finfo(mask.dtype).min)
+        )
+
+    monkeypatch.setitem(type(known)._global_mapping, kind, smaller)
+    assert_same(found, results(other))
+
+
+def test_a_bias_of_the_user():
+    model, bias = make("llama"), torch.randn(2, 1, N, N, dtype=torch.float64)
+    bias = bias.masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
+    expected = logits_and_gradients(model, bias)
+    assert_same(logits_and_gradients(sparse.use(model), bias), expected)
 
 
 def test_a_module_without_a_mask_says_whether_it_is_causal():
@@ -299,7 +370,6 @@ def test_the_mask_is_saved_with_the_model(tmp_path):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: sparse.use(make("t5"))(words(), decoder_input_ids=words()), "position_bias.*sdpa"),
         (lambda: sparse.use(make("llama"))(words(), output_attentions=True), "output_att.*eager"),
         (lambda: sparse.use(make("bart"), "local(5)"), "several sequences.*model.encoder"),
         (lambda: sparse.use(make("bert", is_decoder=True, add_cross_attention=True), "local(5)"),
@@ -307,17 +377,17 @@ def test_the_mask_is_saved_with_the_model(tmp_path):
         (lambda: sparse.use(make("llama"), masks.mask_from(torch.ones(N, N).bool().numpy())),
             "masks.parse can read"),
         (lambda: sparse.use(make("llama"), "lokal(5)"), "did you mean local"),
-        (lambda: sparse.use(make("llama"))(words(), attention_mask=-torch.rand(2, 1, N, N)),
-            "attention_mask is a bias.*booleans"),
+        (lambda: sparse.use(make("t5").get_encoder())(
+            words(), attention_mask=-torch.rand(2, 1, N, N).double()), "attention_mask.*sdpa"),
         (lambda: sparse.use(make("llama"))(words(), attention_mask=torch.ones(2, N, N)),
             rf"attention_mask has shape \(2, {N}, {N}\); pass \(batch, tokens\)"),
         (lambda: sparse.use(make("bert"))(words(), attention_mask=torch.ones(N)),
             rf"attention_mask has shape \({N},\); pass \(batch, tokens\)"),
-        (lambda: sparse.use(transformers.FalconForCausalLM(transformers.FalconConfig(**SIZES))),
-            "FalconForCausalLM has no attention.*AttentionInterface"),
+        (lambda: sparse.use(transformers.DebertaModel(transformers.DebertaConfig(**SIZES))),
+            "DebertaModel has no attention.*AttentionInterface"),
     ],
-    ids=["position_bias", "weights", "encoder_decoder", "cross_attention", "no_text",
-        "no_mask", "bias", "three_extents", "one_extent", "falcon"],
+    ids=["weights", "encoder_decoder", "cross_attention", "no_text",
+        "no_mask", "bias", "three_extents", "one_extent", "deberta"],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(call, message):
     with pytest.raises(ValueError, match=message):

@@ -41,11 +41,14 @@ MODELS = {
     | dict(num_hidden_layers=4, sliding_window=8, vocab_size_per_layer_input=WORDS)
     | dict(hidden_size_per_layer_input=16, num_kv_shared_layers=2)
     | dict(layer_types=["sliding_attention", "full_attention"] * 2),
+    "bloom": SIZES,
+    "mpt": dict(vocab_size=WORDS, d_model=64, n_layers=2, n_heads=4, max_seq_len=64),
 }
 PICKING = ["deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text", "deepseek_v4"]
 SIDES = "left", "right", "right", "left"
 MINE = "butterfly(4) | global(2)"
-STATIC = ["mistral", "gemma3_text", "deepseek_v32", "minimax_m3_vl_text", "gemma4_text"]
+ALIBI = ["bloom", "mpt"]
+STATIC = ["mistral", "gemma3_text", "deepseek_v32", "minimax_m3_vl_text", "gemma4_text", *ALIBI]
 
 
 def make(kind, attention="eager", config=None):
@@ -93,7 +96,7 @@ def test_models_that_pick_keys(kind, side):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=atol)
 
 
-@pytest.mark.parametrize("kind", [*PICKING, "gemma4_text"])
+@pytest.mark.parametrize("kind", [*PICKING, "gemma4_text", *ALIBI])
 def test_generation(kind):
     model = make(kind)
     expected = generate(model)
@@ -221,7 +224,7 @@ def call(**given):
 
 def test_an_unknown_tensor_is_refused_by_name():
     numbers = torch.arange(8)[None]
-    for name in ("position_bias", "sinks", "block_bias", "attention_scores", "output_attentions"):
+    for name in ("sinks", "block_bias", "attention_scores", "output_attentions"):
         with pytest.raises(ValueError, match=rf"{name} is a Tensor of torch.float32"):
             call(**{name: torch.zeros(1, 2, 8, 8)})
         call(**{name: None}, position_ids=numbers, input_ids=numbers, sliding_window=4)
