@@ -95,6 +95,13 @@ def read_export(path: Path, runs: Sequence[sweep.Planned], compiled: Path) -> st
                 tar.extractall(place, filter="data")  # nothing outside of `place`
         except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
             raise ValueError(f"import={path} is damaged ({error}): export it again") from error
+        found = {file.parent for file in Path(place, RUNS).rglob(run_file.RUN)}
+        if found and not found & {Path(place, RUNS, _place(run)) for run in runs}:
+            one = min(found).relative_to(Path(place, RUNS))
+            raise ValueError(
+                f"import={path} holds no run of this sweep, but {one} and others: give the sweep "
+                "and the overrides of the export (on a CPU scale=full too)"
+            )
         for run in runs:
             there, here = Path(place, RUNS, _place(run)), run.settings.folder
             if there.exists() and progress(there) > progress(here):

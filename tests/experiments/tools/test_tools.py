@@ -96,3 +96,5 @@ def test_runs_go_on_elsewhere(tmp_path, capsys):
     assert "journal.jsonl" in names and "checkpoint.pt" not in names and "weights.pt" not in names
     with pytest.raises(ValueError, match="nowhere"):
         main(words("other", "import=nowhere"))
+    with pytest.raises(ValueError, match="no run of this sweep"):
+        main(words("other", f"import={export}", 'overrides=["seed=9"]'))
