@@ -8,6 +8,7 @@ transfers left out: the difference is what they cost. See docs/guide/many_gpus.m
     heads    the same with route="heads" (Ulysses)
     grid     a mesh of two dimensions: two ranks share the heads, the others blocks of tokens
     torch    FlexAttention with torch's context parallelism: all keys are gathered first
+    ring     torch's ring attention with FlashAttention-2, causal; its key heads are repeated
     one      one device with the whole sequence
 """
 
@@ -42,7 +43,7 @@ from experiments.common.rows import Found, Row, last_versions
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import runner
 from experiments.studies.runner import both, choices, free
-from masks import interop
+from masks import interop, parse
 from sparseflash.distributed import ContextParallel, context_parallel
 
 KEY = "provider direction heads kv_heads n_q head_dim dtype ranks link".split()
@@ -87,6 +88,8 @@ def collect(options: Options) -> None:
     """Measure what the rows lack, in a process for each rank."""
     device = find_device(options.device)
     choices(options, providers=PROVIDERS, dtype=DTYPES)
+    for text in options.masks:
+        parse(text)  # raises here, not in the ranks
     if device.type == "cuda" and (count := torch.cuda.device_count()) < options.ranks:
         raise ValueError(f"ranks={options.ranks}: this machine has {count} GPUs; device=cpu works")
     with socket.socket() as s:
@@ -320,11 +323,53 @@ def torch_gathered(case: Case, device: torch.device) -> Any:
     return call, plan, {"owner": name}
 
 
+class Ring(torch.autograd.Function):
+    """torch's ring attention: each rank passes its keys on to the next, and computes meanwhile."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+        ops = torch.ops.aten
+        names = [
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+        ]
+        op = getattr(ops, names[q.device.type == "cpu"])
+        group = dist.distributed_c10d._get_default_group()
+        common = {"dropout_p": 0.0, "is_causal": True}
+        out, lse, *rest = ring._templated_ring_attention(group, 2, op, q, k, v, **common)
+        ctx.save_for_backward(q, k, v, out, lse)
+        if rest:  # on a GPU: lengths, their largest, and the state of the generator
+            more = "cum_seq_q cum_seq_k max_q max_k philox_seed philox_offset".split()
+            common |= dict(zip(more, rest, strict=False))
+        back = getattr(ops, op.__name__ + "_backward").default
+        ctx.back = partial(ring._templated_ring_attention_backward, group, 2, back, **common)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, out, lse = ctx.saved_tensors
+        return ctx.back(grads[0], "grad_out", q, k, v, out, lse)[:3]
+
+
+def ring(case: Case, device: torch.device) -> Any:
+    if case.mask != "causal()" or case.n_q % (2 * dist.get_world_size() * BLOCK):
+        raise ValueError("torch's ring attention takes causal(), and two equal chunks a rank")
+    group = case.heads // case.kv_heads
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return Ring.apply(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
+
+    return call, plan_of(case, owner="zigzag", route="keys"), {"owner": "zigzag"}
+
+
 PROVIDERS: dict[str, Callable[[Case, torch.device], Any]] = {
     "ours": ours,
     "heads": partial(ours, route="heads", owner="contiguous"),
     "grid": on_a_grid,
     "torch": torch_gathered,
+    "ring": ring,
     "one": on_one,
 }
 
