@@ -1,11 +1,13 @@
-"""Problems of given inputs, and which backends take them."""
+"""Problems of given inputs and which backends take them, and families of masks."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+import masks
 from masks import BlockMask, Mask
 from sparseflash.backends.protocol import Backend, Saved, Walk
 from sparseflash.backends.registry import BACKENDS
@@ -55,3 +57,32 @@ def run_backend(
     backward = backend.plan_backward(problem, schedule)
     saved = Saved(*qkv, *results, seed)
     return *results, *backward(dout, dlse, saved, walk(backward.specs))[:3]
+
+
+def bits(n: int) -> Mask:
+    """Few pairs, queries that see nothing, and a whole sequence of them."""
+    rng = np.random.default_rng(0)
+    return masks.mask_from((rng.random((n, n)) < 0.01) & (np.arange(n)[:, None] % 64 > 40))
+
+
+def by_sequence(n: int) -> Mask:
+    """Documents of other lengths in each sequence of the batch."""
+    i = np.arange(n)
+    ends = np.stack([i * 3 // n, i * 7 // n])
+    return masks.mask_from(ends[:, None, :, None] == ends[:, None, None, :])
+
+
+FAMILIES = {
+    "causal": lambda n: masks.causal(),
+    "sliding": lambda n: masks.sliding(50),
+    "documents": lambda n: masks.documents((n // 2 - 7, 9, n - n // 2 - 2)) & masks.causal(),
+    "bigbird": lambda n: masks.bigbird(16, 2, window=3, per_head=True),
+    "longformer": lambda n: masks.longformer(32, 1, (0, 1, 2)),
+    "butterfly": lambda n: masks.butterfly(16),
+    "random by head": lambda n: masks.random_blocks(0.15, block=16, per_head=True),
+    "strided": lambda n: masks.strided(64),
+    "block diffusion": lambda n: masks.block_diffusion(32) if n % 64 == 0 else masks.local(20),
+    "bits": bits,
+    "by sequence": by_sequence,
+    "dense": lambda n: None,
+}

@@ -21,8 +21,8 @@ from sparseflash.distributed import context_parallel
 from sparseflash.distributed.attention import PLANS
 from sparseflash.testing import relative_error
 from tests.gpu_calls import GPU
+from tests.problems import FAMILIES
 from tests.processes import port
-from tests.sparseflash.test_context_parallel import FAMILIES
 
 pytestmark = [
     *GPU,

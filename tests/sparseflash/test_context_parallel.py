@@ -27,38 +27,10 @@ from sparseflash.distributed.exchange import Chosen, Rows, Transfer, Units
 from sparseflash.distributed.places import Places
 from sparseflash.distributed.route import Exchange
 from sparseflash.select.base import Selector
+from tests.problems import FAMILIES, by_sequence
 from tests.processes import on_ranks
 
 BATCH, SIZE, DIM, DIM_V = 2, 16, 16, 24
-
-
-def bits(n: int) -> masks.Mask:
-    """Few pairs, queries that see nothing, and a whole sequence of them."""
-    rng = np.random.default_rng(0)
-    return masks.mask_from((rng.random((n, n)) < 0.01) & (np.arange(n)[:, None] % 64 > 40))
-
-
-def by_sequence(n: int) -> masks.Mask:
-    """Documents of other lengths in each sequence of the batch."""
-    i = np.arange(n)
-    ends = np.stack([i * 3 // n, i * 7 // n])
-    return masks.mask_from(ends[:, None, :, None] == ends[:, None, None, :])
-
-
-FAMILIES = {
-    "causal": lambda n: masks.causal(),
-    "sliding": lambda n: masks.sliding(50),
-    "documents": lambda n: masks.documents((n // 2 - 7, 9, n - n // 2 - 2)) & masks.causal(),
-    "bigbird": lambda n: masks.bigbird(16, 2, window=3, per_head=True),
-    "longformer": lambda n: masks.longformer(32, 1, (0, 1, 2)),
-    "butterfly": lambda n: masks.butterfly(16),
-    "random by head": lambda n: masks.random_blocks(0.15, block=16, per_head=True),
-    "strided": lambda n: masks.strided(64),
-    "block diffusion": lambda n: masks.block_diffusion(32) if n % 64 == 0 else masks.local(20),
-    "bits": bits,
-    "by sequence": by_sequence,
-    "dense": lambda n: None,
-}
 
 
 def far_and_near(s, b, h, q, k, n_q, n_k, factor, row, column, distance, pair):
@@ -110,14 +82,7 @@ class Call:
         out, lse, *_ = cast(Any, sparseflash.attention)(q, k, v, mask, **options)
         seen = torch.where(lse == -torch.inf, 0.0, lse * dlse.to(lse.dtype))
         ((out * dout).sum() + seen.sum()).backward()
-        return (
-            out.detach(),
-            lse.detach(),
-            q.grad,
-            k.grad,
-            v.grad,
-            *(x.grad for x in learnt.values()),
-        )
+        return out.detach(), lse.detach(), *(x.grad for x in (q, k, v, *learnt.values()))
 
     def on(self, cp: Any, **options: Any) -> Any:
         return self.run(cp, *(cp.shard(x, 2) for x in (*self.qkv, self.dout, self.dlse)), **options)
