@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from masks.predicate.expression import BOOL, INT, REAL, Expression, constant, walk
+from sparseflash.cache import cached
 from sparseflash.kernels.common.shapes import LOG2E
 from sparseflash.kernels.portable.capping import capped
 from sparseflash.kernels.portable.score import (
@@ -98,7 +99,6 @@ class KernelScore:
         far = (read for read in self.added if read.node in self.spans)
         self.far = {read.node: len(self.summed) + 2 * i for i, read in enumerate(far)}
         self.n_sums = len(self.summed) + 2 * len(self.far)
-        self._ends: dict[Any, tuple[int, ...]] = {}
 
     @cached_property
     def score(self) -> Any:
@@ -179,21 +179,8 @@ class KernelScore:
         """Return the two distances of each of `spans`, multiples of 16, as Triton compiles others
         apart.
         """
-        key = n_q, n_k, *(t.shape for t in tables)
-        if self.spans and key not in self._ends:
-            d = torch.arange(1 - n_q, n_k)
-            zero, found = torch.zeros((), dtype=torch.int64), []
-            like = tuple(torch.empty(t.shape, device="meta") for t in tables)
-            at = Scored(self.rule, like, torch.empty(0), n_q, n_k, d=d, b=zero, h=zero)
-            for node in self.spans:
-                places = at.place(node.data, map(distance_form, node.args)).expand(len(d))
-                turns = (places.diff() != 0).nonzero().flatten()
-                low = high = _NOWHERE  # where all take the same
-                if len(turns):
-                    low, high = int(turns[0]) + 1 - n_q, int(turns[-1]) + 2 - n_q
-                found += [low // 16 * 16, -(-high // 16) * 16]
-            self._ends[key] = tuple(found)
-        return self._ends.get(key, ())
+        shapes = tuple(tuple(t.shape) for t in tables)
+        return _ends(self.rule.text, shapes, n_q, n_k) if self.spans else ()
 
     def near_range(self, tables: Sequence[Tensor], n_q: int, n_k: int) -> tuple[int, int] | None:
         """Return between which distances the kernel of tables has all pairs to add, or None."""
@@ -264,6 +251,22 @@ class KernelScore:
 def kernel_score(text: str, gluon: bool = False) -> KernelScore:
     """Return the rule of a key."""
     return KernelScore(rule_of(text), gluon)
+
+
+@cached
+def _ends(text: str, shapes: tuple[tuple[int, ...], ...], n_q: int, n_k: int) -> tuple[int, ...]:
+    score, d = kernel_score(text), torch.arange(1 - n_q, n_k)
+    zero, found = torch.zeros((), dtype=torch.int64), []
+    like = tuple(torch.empty(shape, device="meta") for shape in shapes)
+    at = Scored(score.rule, like, torch.empty(0), n_q, n_k, d=d, b=zero, h=zero)
+    for node in score.spans:
+        places = at.place(node.data, map(distance_form, node.args)).expand(len(d))
+        turns = (places.diff() != 0).nonzero().flatten()
+        low = high = _NOWHERE  # where all take the same
+        if len(turns):
+            low, high = int(turns[0]) + 1 - n_q, int(turns[-1]) + 2 - n_q
+        found += [low // 16 * 16, -(-high // 16) * 16]
+    return tuple(found)
 
 
 def _is_carried(read: Read) -> bool:
