@@ -31,6 +31,7 @@ _scores: "WeakValueDictionary[int, Score]" = WeakValueDictionary()
 _numbers = itertools.count()
 
 
+@torch.compiler.disable(reason="make score functions outside of the compiled function")
 def score(fn: Callable[..., Any]) -> "Score":
     """Return the score function of `fn`, which gives the logits of attention in place of the
     scores.

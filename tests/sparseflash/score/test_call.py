@@ -264,6 +264,17 @@ def test_a_new_table_each_step_is_no_new_graph():
     assert counter.frame_count == 1
 
 
+def test_a_rule_made_in_a_compiled_function_breaks_its_graph():
+    def attend(q, k, v):
+        return sparseflash.attention(q, k, v, score=score_rules.softcap(5.0))
+
+    q, k, v = small(grad=False)
+    assert torch.equal(torch.compile(attend, backend="eager")(q, k, v), attend(q, k, v))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="outside of the compiled function"):
+        torch.compile(attend, backend="eager", fullgraph=True)(q, k, v)
+
+
 def test_copies_and_pickles_are_the_same_rule():
     bias = torch.randn(2, 80)
     for made in (copy.deepcopy(relative), pickle.loads(pickle.dumps(sparseflash.score(identity)))):
