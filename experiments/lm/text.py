@@ -221,13 +221,7 @@ def _as_bytes(texts: Sequence[bytes]) -> np.ndarray:
 
 def _bpe(texts: Sequence[bytes], size: int, path: Path) -> Any:
     """Return a byte-level BPE, as GPT-2's, trained on the texts or read from `path`."""
-    try:
-        lib = importlib.import_module("tokenizers")
-    except ImportError:
-        raise ValueError(
-            f"tokenizer=bpe:{size} needs the package tokenizers: pip install tokenizers, "
-            "or give tokenizer=bytes"
-        ) from None
+    lib = importlib.import_module("tokenizers")
     if path.exists():
         with reading(path, "delete it to recreate it"):
             return lib.Tokenizer.from_file(str(path))

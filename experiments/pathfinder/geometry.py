@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from experiments.common.config import as_list, whole_number
+from experiments.common.config import as_list, choose, whole_number
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -99,19 +99,14 @@ def spec(
 
     Raises ValueError for another size or contour, and for a value out of range.
     """
-    if type(size) is not int or size not in _GEOMETRY:
-        raise ValueError(f"Pathfinder of size {size}: choose from {', '.join(map(str, SIZES))}")
-    if type(contour) is not int or contour not in LEVELS:
-        raise ValueError(
-            f"contour={contour}: choose from {', '.join(map(str, LEVELS))} (easy to hard)"
-        )
+    choose("size", size, SIZES)
+    choose("contour", contour, LEVELS)
     own = Spec(size, contour, *_GEOMETRY[size], _DISTRACTORS[size][contour])
     if margins is not None:
-        given, most = as_list(margins), max(own.margins)
-        for margin in given or [margins]:
-            if type(margin) is not int or not 1 <= margin <= most:
-                raise ValueError(f"margins={margins!r}: images of {size} take 1 to {most} pixels")
-        own = replace(own, margins=tuple(sorted(set(given))))
+        given, most = set(as_list(margins)), max(own.margins)
+        if not given or not given <= {*range(1, most + 1)}:
+            raise ValueError(f"margins={margins!r}: images of {size} take 1 to {most} pixels")
+        own = replace(own, margins=tuple(sorted(given)))
     if distractors is not None:
         whole_number("distractors", distractors, least=0)
         own = replace(own, distractors=distractors)
@@ -125,15 +120,12 @@ def spec(
 
 def _between(size: int, strokes: float) -> tuple[int, int, float]:
     """Return the sizes below and above `strokes`, and its place between them, 0 to 1."""
-    if isinstance(strokes, bool) or not isinstance(strokes, int | float):
-        raise ValueError(f"strokes={strokes!r}: give a size, or a number between two")
     length = _GEOMETRY[size][0]
     alike = [other for other in SIZES if _GEOMETRY[other][0] == length]
     if not alike[0] <= strokes <= alike[-1]:
-        choices = f"{alike[0]}" if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
         raise ValueError(
-            f"strokes={strokes}: images of size {size} can have those of {choices}, "
-            f"which share paddles of {length} pixels"
+            f"strokes={strokes}: images of size {size} take {alike[0]} to {alike[-1]}, which share "
+            f"paddles of {length} pixels"
         )
     below = max(other for other in alike if other <= strokes)
     above = min(other for other in alike if other >= strokes)
