@@ -1,13 +1,12 @@
 """The Long Range Arena table of training runs, as Markdown and text.
 
 Accuracy by task and its averages, training speed-up and peak memory, densities of blocks, shortcuts
-that an accuracy has to beat, differences between attentions with their intervals, and all runs. The
-values of the paper (Dao et al. 2022) are in brackets.
+that an accuracy has to beat, and differences between attentions with their intervals. The values of
+the paper (Dao et al. 2022) are in brackets.
 """
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Any
 
 import pandas as pd
 
@@ -34,14 +33,12 @@ TITLES = {
     "accuracy": "Accuracy (%), speed-up and memory",
     "from_standard": "Difference from the Transformer: points ± 95 % interval, paired",
     "from_flash": "From FlashAttention: points ± 95 % interval, paired",
-    "runs": "Runs",
 }
-NUMBERS = "seed steps planned minutes ms_per_step accuracy val_accuracy density memory_mib".split()
 
 
 def tables(frame: pd.DataFrame, steps: pd.DataFrame | None = None) -> dict[str, str]:
-    """Return the tables of an archive of runs as Markdown: accuracy, from_standard, from_flash and
-    runs, those that the runs support.
+    """Return the tables of an archive of runs as Markdown: accuracy, from_standard and from_flash,
+    those that the runs support.
 
     steps: rows of the study lra_speed. Their times and memory replace those of the runs.
     """
@@ -59,7 +56,6 @@ class Table:
         self.columns = of.sorted_columns(column for _, column in self.cells)
         made = {"accuracy": self._accuracy()}
         made |= {name: self._differences(base) for base, name in BASES.items()}
-        made["runs"] = self._runs()
         self.sections = {name: lines for name, lines in made.items() if len(lines) > 1}
 
     def _accuracy(self) -> Lines:
@@ -75,12 +71,7 @@ class Table:
             peak = max((cell.memory_mib or 0 for cell in cells if cell), default=0)
             lines.append([row.text, *texts, f"{peak:.0f}" if peak else MISSING])
             lines += [line + blank for line in density_lines(cells)]
-        lines += [line + blank for line in baseline_lines(self.cells, self.columns)]
-        shown = [
-            i for i, name in enumerate(lines[0])
-            if name not in more or any(line[i] not in (MISSING, "") for line in lines[1:])
-        ]  # fmt: skip
-        return [[line[i] for i in shown] for line in lines]
+        return lines + [line + blank for line in baseline_lines(self.cells, self.columns)]
 
     def _mean_speedup_text(self, row: RowKey) -> str:
         value, count = of.mean_speedup(self.cells, row, self.columns)
@@ -105,18 +96,6 @@ class Table:
         mark = "" if self.cells[row, column].complete else CUT
         return f"{found.value:+.1f}{half} ({words}){mark}"
 
-    def _runs(self) -> Lines:
-        """Return a line for each run that counts; accuracies and densities in percent."""
-        lines = [["task", "attention", *NUMBERS, "device", "date"]]
-        for column, head in zip(self.columns, of.heads(self.columns), strict=True):
-            for row in self.rows:
-                for run in self.cells.get((row, column), Cell()).runs:
-                    more = {"planned": run.settings.get("steps"), "minutes": run.seconds / 60}
-                    values = (more.get(name, getattr(run, name, None)) for name in NUMBERS)
-                    texts = map(_text, values)
-                    lines.append([head, row.text, *texts, run.device, run.date[:10]])
-        return lines
-
     def footnotes(self) -> list[str]:
         """Return the marks, the data in full, cut runs, and what was left out."""
         shown = " ".join(
@@ -136,12 +115,6 @@ class Table:
         """Return all sections and notes, for a terminal."""
         parts = [f"{TITLES[name]}\n{aligned(lines)}" for name, lines in self.sections.items()]
         return "\n\n".join([*parts, "\n".join(self.footnotes())]) + "\n"
-
-
-def _text(value: Any) -> str:
-    if value is None or value != value:
-        return MISSING
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def accuracy_text(cell: Cell | None, paper: float | None = None, earlier: bool = False) -> str:
