@@ -41,19 +41,21 @@ def score_of(cap: float | None, device: torch.device, *biases: Any) -> Bound | N
     if not tensors:
         return None if cap is None else _added(cap)()
     bias = sum(tensors[1:], tensors[0])
-    return _added(cap, *(extent > 1 for extent in bias.shape))(bias=bias)
+    varies = [extent > 1 for extent in bias.shape]
+    varies[3] |= not any(varies)
+    return _added(cap, *varies)(bias=bias[tuple(slice(None) if more else 0 for more in varies)])
 
 
 @cache
 def _added(cap: float | None, *varies: bool) -> Score:
-    """Return the sum of a score, bounded by `cap`, and a bias; varies: which extents are not 1."""
+    """Return the sum of a score, bounded by `cap`, and a bias of the dimensions in `varies`."""
 
     def capped(s):
         return s if cap is None else cap * np.tanh(s / cap)
 
     def added(s, b, h, q, k, bias):
-        at = tuple(x if more else 0 for x, more in zip((b, h, q, k), varies, strict=True))
-        return capped(s) + bias[at]
+        at = zip((b, h, q, k), varies, strict=True)
+        return capped(s) + bias[tuple(x for x, more in at if more)]
 
     return score(added if varies else capped)
 
