@@ -53,9 +53,10 @@ def use(
 ) -> PreTrainedModel:
     """Let `model` attend through sparseflash, and return it.
 
-    The model's own mask stays: causality, sliding windows, padding and packed sequences. `mask` is
-    joined to it with `&`. Its positions count from the first token that is no padding, and in
-    packed sequences from the first token of each. The model gets a config of its own.
+    The model's own mask stays (causality, sliding windows, padding and packed sequences), and so do
+    its biases of the scores. `mask` is joined to the former with `&`. Its positions count from the
+    first token that is no padding, and in packed sequences from the first token of each. The model
+    gets a config of its own; the attention of Bloom, MPT and Falcon also gets another forward.
 
     Args:
         model: a model, or the part of one that a mask is meant for, such as `model.get_encoder()`.

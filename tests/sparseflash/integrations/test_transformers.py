@@ -300,6 +300,13 @@ def test_a_mask_beside_a_bias(name, monkeypatch):
     assert_same(found, results(other))
 
 
+def test_the_gradient_of_a_bias_in_layers_that_are_recomputed():
+    model = make("t5", dropout_rate=0.0).train()
+    expected = logits_and_gradients(model)
+    sparse.use(model).gradient_checkpointing_enable({"use_reentrant": True})
+    assert_same(logits_and_gradients(model), expected)
+
+
 def test_a_bias_of_the_user():
     model, bias = make("llama"), torch.randn(2, 1, N, N, dtype=torch.float64)
     bias = bias.masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
