@@ -11,6 +11,7 @@
 #   VENV=/path/to/venv           use (or make) this environment
 #   TORCH=torch==2.11.0          another version of torch
 #   WORKERS=8                    processes that run the tests
+#   SPARSEFLASH_FUZZ=10          ten times as many random tests
 #   ARGS="providers=[cpu,sdpa]"  passed on to experiments.speed, or to pytest
 
 PYTHON ?= python3

@@ -223,11 +223,14 @@ class BlockMask(Keyed):
         """Non-empty blocks / all blocks."""
         return self.nnz / self.grid.size
 
+    def codes(self) -> NDArray[np.int32]:
+        """(batch, heads, rows, cols): EMPTY = -2, FULL = -1, or the number of the bit tile."""
+        return self._by_block(self.tiles)
+
     def layout(self) -> NDArray[np.uint8]:
         """(batch, heads, rows, cols): 0 empty, 1 partial, 2 full."""
-        codes = np.select([self.tiles == EMPTY, self.tiles == FULL], [0, 2], 1).astype(np.uint8)
-        flat = np.repeat(codes, self._lengths())
-        return flat.reshape(self.batch, self.heads, self.rows, self.cols)
+        kinds = np.select([self.tiles == EMPTY, self.tiles == FULL], [0, 2], 1)
+        return self._by_block(kinds.astype(np.uint8))
 
     def to_dense(self) -> Bools:
         """(batch, heads, n_q, n_k), True where allowed. N x N memory: for small lengths."""
@@ -235,7 +238,7 @@ class BlockMask(Keyed):
         tiles = unpack_bits(self.bits, block_k)
         shape = (1, block_q, block_k)
         tiles = np.concatenate([tiles, np.zeros(shape, bool), np.ones(shape, bool)])  # -2, -1
-        blocks = tiles[np.repeat(self.tiles, self._lengths())]
+        blocks = tiles[self.codes().ravel()]
         dense = blocks.reshape(self.batch, self.heads, self.rows, self.cols, block_q, block_k)
         dense = dense.swapaxes(3, 4).reshape(
             self.batch, self.heads, self.rows * block_q, self.cols * block_k
@@ -323,6 +326,11 @@ class BlockMask(Keyed):
             ValueError: the file is damaged, changed, or something else; the message names it.
         """
         return files.read(path, cls)
+
+    def _by_block(self, values: NDArray) -> NDArray:
+        """(batch, heads, rows, cols), from a value for every run."""
+        flat = np.repeat(values, self._lengths())
+        return flat.reshape(self.batch, self.heads, self.rows, self.cols)
 
     def _lengths(self) -> Ints:
         """Blocks of every run, (R,)."""

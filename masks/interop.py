@@ -82,7 +82,7 @@ def tile_lookup(blocks: BlockMask, device: Any = None) -> Callable[..., Any]:
     ends = np.zeros((2, *blocks.bits.shape[1:]), np.uint32)
     ends[1] = ~ends[0]
     tiles = np.concatenate([ends, blocks.bits]).view(np.int32)
-    code = torch.from_numpy(block_codes(blocks) - EMPTY).to(device)
+    code = torch.from_numpy(blocks.codes() - EMPTY).to(device)
     words = torch.from_numpy(tiles).to(device)
     (block_q, block_k), batch, heads = blocks.block_size, blocks.batch, blocks.heads
 
@@ -132,13 +132,6 @@ def _ordered(chosen: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     for i in range(0, len(lines), LINES_AT_ONCE):  # argsort gives int64
         order[i : i + LINES_AT_ONCE] = np.argsort(lines[i : i + LINES_AT_ONCE], kind="stable")
     return chosen.sum(-1, dtype=np.int32), order.reshape(chosen.shape)
-
-
-def block_codes(blocks: BlockMask) -> NDArray[np.int32]:
-    """(batch, heads, rows, cols): EMPTY, FULL, or the number of the block's bit tile."""
-    lengths = np.diff(blocks.starts, append=blocks.grid.size)
-    shape = (blocks.batch, blocks.heads, blocks.rows, blocks.cols)
-    return np.repeat(blocks.tiles, lengths).reshape(shape)
 
 
 def _evaluate(

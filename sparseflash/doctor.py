@@ -2,7 +2,7 @@
 
     python -m sparseflash.doctor [--device cuda:0]
 
-Prints versions, devices, cache folders, the backends with the reasons for the choice, and a test
+Prints versions, devices, the backends with the reasons for the choice, and a test
 of about ten seconds. Exits with 1 if the test fails.
 """
 
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from runpy import run_path
 from typing import NamedTuple
 
 import torch
@@ -67,14 +66,12 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _machine() -> Iterator[str]:
-    """Versions, folders and the environment."""
+    """Versions and the environment."""
     yield f"{platform.platform()}, Python {platform.python_version()}"
     yield ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
     yield f"torch is {f'built for ROCm {torch.version.hip}' if torch.version.hip else build}"
     yield f"installed in {Path(masks.__file__).parents[1]}"
-    for name, folder in _folders():
-        yield f"cache of {name}: {folder} ({_state(folder)})"
     for name in VARIABLES:
         if name in os.environ:
             yield f"{name}={os.environ[name]}"
@@ -87,28 +84,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _folders() -> Iterator[tuple[str, Path]]:
-    """Where compiled kernels are kept."""
-    try:
-        from triton import knobs
-
-        yield "Triton", Path(knobs.cache.dir)
-    except ImportError:
-        pass
-    # the file alone: the package around it takes seconds to import
-    file = Path(torch.__path__[0], "_inductor", "runtime", "cache_dir_utils.py")
-    yield "torch.compile", Path(run_path(str(file))["cache_dir"]())
-
-
-def _state(folder: Path) -> str:
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    return ("" if folder.exists() else "not made yet, ") + (
-        "writable" if os.access(existing, os.W_OK) else "NOT WRITABLE"
-    )
 
 
 def _devices() -> list[torch.device]:
@@ -157,34 +132,24 @@ class Result(NamedTuple):
         return not self.failure and self.error < LIMIT[self.dtype]
 
 
-class Case(NamedTuple):
-    name: str
-    mask: masks.Mask | None
-    tokens: int
-    head_dim: int
-    kv_heads: int
-
-
 # Odd lengths, partial blocks, shared heads, and queries with nothing to attend to.
-CASES = (
-    Case("dense", None, 256, 64, 2),
-    Case("causal window", masks.local(100) & masks.causal(), 333, 128, 1),
-    Case("butterfly, empty rows", masks.butterfly(32) - masks.global_tokens(40), 500, 96, 2),
-)
+CASES = {  # mask, tokens, head dim, key heads
+    "dense": (None, 256, 64, 2),
+    "causal window": (masks.local(100) & masks.causal(), 333, 128, 1),
+    "butterfly, empty rows": (masks.butterfly(32) - masks.global_tokens(40), 500, 96, 2),
+}
 
 
 def self_test(device: torch.device) -> Iterator[Result]:
     """Run every case on every backend of a device; a backend that cannot run is left out."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for case in CASES:
+    for name, (mask, n, head_dim, kv_heads) in CASES.items():
         q, k, v = make_qkv(
-            1, 2, case.tokens, case.tokens, case.head_dim,
-            kv_heads=case.kv_heads, dtype=dtype, device=device, requires_grad=True,
-        )  # fmt: skip
+            1, 2, n, n, head_dim, kv_heads=kv_heads, dtype=dtype, device=device, requires_grad=True
+        )
         allowed, key = None, None
-        if case.mask is not None:
-            allowed = torch.from_numpy(case.mask.build(case.tokens).to_dense()).to(device)
-            key = case.mask.key
+        if mask is not None:
+            allowed, key = torch.from_numpy(mask.build(n).to_dense()).to(device), mask.key
         expected, _ = oracle(q, k, v, allowed)
         dout = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(device)
         wanted = expected, *torch.autograd.grad(expected, (q, k, v), dout.double())
@@ -195,14 +160,14 @@ def self_test(device: torch.device) -> Iterator[Result]:
                 continue
             start = time.perf_counter()
             try:
-                out = attention(q, k, v, case.mask, backend=backend)
+                out = attention(q, k, v, mask, backend=backend)
                 got = out, *torch.autograd.grad(out, (q, k, v), dout.to(dtype))
                 error = max(relative_error(a, b) for a, b in zip(got, wanted, strict=True))
                 failure = ""
             except Exception as raised:  # whatever a compiler or a driver says goes into the report
                 error, failure = float("inf"), f"{type(raised).__name__}: {raised}"
             seconds = time.perf_counter() - start
-            yield Result(case.name, backend, dtype, error, seconds, failure)
+            yield Result(name, backend, dtype, error, seconds, failure)
 
 
 if __name__ == "__main__":

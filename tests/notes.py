@@ -1,5 +1,6 @@
-"""Cases of a loop, named where one of them fails."""
+"""Cases of a loop, named where one of them fails, and how many random ones there are."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,3 +13,11 @@ def note(*case: object) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"case {', '.join(map(str, case))}")
         raise
+
+
+FUZZ = int(os.environ.get("SPARSEFLASH_FUZZ", "1"))  # times as many random cases
+
+
+def seeds(count: int, first: int = 0) -> range:
+    """Return the seeds of random cases."""
+    return range(first, first + count * FUZZ)

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 
 from masks.analysis.reach import Reach, built, reach
-from masks.analysis.remedies import less_waste
 from masks.analysis.stats import Load, Stats, count_of, number, percent, spans, stats
 from masks.checks import flag, integer
-from masks.registry import PATTERNS
-from masks.segments import Segments, allowed_pairs, ranges, seeing, seen
+from masks.registry import PATTERNS, TRANSFORMS
+from masks.segments import Segments, allowed_pairs, area, ranges, seeing, seen
 from masks.types import BlockMask, Mask
 
 LAYERS = 64  # that are followed where a model has fewer
 MUCH_WASTE = 4  # computed pairs for an allowed one
 MUCH_IMBALANCE = 4  # blocks of the busiest row or column over the mean; causal masks have 2
 MOST_DIFFERENT = 4  # layers whose speed is looked at
+SMALLER = (64, 32, 16)  # blocks to try against waste,
+AT_MOST = 1 << 16  # up to so many tokens
 
 
 def causal_mask() -> Mask:
@@ -248,7 +249,7 @@ class Layer:
         every, few = self.every_block
         if not few:
             return ""
-        remedy = less_waste(self.mask, self.stats, self.heads)
+        remedy = _less_waste(self.mask, self.stats, self.heads)
         return f"{every}, though {self._share} of the computed pairs are allowed. {remedy}"
 
     def dense(self) -> str:
@@ -263,7 +264,7 @@ class Layer:
         return (
             f"Of the pairs in computed blocks only {self._share} are allowed (waste "
             f"{number(found.waste)}, blocks of {block_q} x {block_k}). "
-        ) + less_waste(self.mask, found, self.heads)
+        ) + _less_waste(self.mask, found, self.heads)
 
     @property
     def _share(self) -> str:
@@ -301,6 +302,41 @@ FINDINGS: tuple[tuple[str, Callable[[Layer], Any]], ...] = (
     ("-", Layer.busy_row),
     ("-", Layer.busy_column),
 )
+
+
+def _less_waste(mask: Mask, found: Stats, heads: int | None) -> str:
+    """Return what was built and found to compute much less, in words."""
+    reorder = "eorder the tokens so that those that see each other are neighbours."
+    if found.n_q > AT_MOST:
+        return f"Try smaller blocks, or r{reorder}"
+
+    def computed(mask: Mask, block_size: Any) -> float:
+        segments = Segments.of(mask.build(found.n_q, found.n_k, block_size, heads=heads))
+        return area(segments) / (found.slices * found.n_q * found.n_k)
+
+    def better(share: float) -> str:
+        return f"{percent(share)} of all pairs, not {percent(found.flop_density)}."
+
+    said: list[str] = []
+    if canvas := _canvas(mask):
+        curve = TRANSFORMS["hilbert" if len(canvas) == 2 else "morton"].function(canvas)
+        share = computed(mask >> curve, found.block_size)
+        if share < found.flop_density / 1.5:
+            said.append(f"mask >> masks.{curve} computes {better(share)}")
+    for size in (size for size in SMALLER if size < max(found.block_size)):
+        share = computed(mask, size)
+        if share < found.flop_density / 2:
+            said.append(f"Blocks of {size} x {size} compute {better(share)}")
+            break
+    return " ".join(said) or f"R{reorder}"
+
+
+def _canvas(mask: Mask) -> tuple[int, ...]:
+    """Return the extents of the first pattern on an image or a video in its own order, or ()."""
+    if mask.kind in TRANSFORMS:  # reordered already, or not all of the tokens
+        return ()
+    own = getattr(mask, "arguments", {}).get("canvas", ())
+    return own if len(own) > 1 else next(filter(None, map(_canvas, mask.parts)), ())
 
 
 def _made_causal(layer: Layer, mask: Mask, causal: str) -> Mask | None:

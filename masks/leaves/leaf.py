@@ -155,12 +155,7 @@ class ByLength(Leaf):
     """A pattern that is another leaf at every length: make(grid) has the grid's n_q, n_k, heads."""
 
     make: Callable[[Grid], Leaf]
-    period: int = 1
     batch: int | None = None
-
-    @property
-    def per_head(self) -> bool:  # type: ignore[override]
-        return self.period != 1
 
     def repeats(self, grid: Grid) -> Repeats | None:
         return self.make(grid).repeats(grid)

@@ -19,7 +19,7 @@ from sparseflash.backends.protocol import Results
 from sparseflash.cache import cached
 from sparseflash.checks import check_tensors, is_empty, readable
 from sparseflash.dynamic.lists import schedule_from_selection
-from sparseflash.dynamic.selection import Selection, grid_codes, heads_of, to_device
+from sparseflash.dynamic.selection import Selection, heads_of, to_device
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
 from sparseflash.schedule.blocks import Schedule
 
@@ -252,7 +252,7 @@ def blocks_of(mask: Mask | BlockMask | None, n: int, heads: int, device: torch.d
     else:
         if isinstance(mask, Mask):
             mask = mask.build(n, n, block, heads=heads_of(mask, heads))
-        codes, bits = grid_codes(mask)[0], mask.bits
+        codes, bits = mask.codes()[0], mask.bits
     every = np.full((1, *bits.shape[1:]), 2**32 - 1, np.uint32)
     kinds = [np.setdiff1d(codes[..., c], EMPTY) for c in range(codes.shape[2])]
     column = np.zeros((len(kinds), max(1, *map(len, kinds))), np.int32)

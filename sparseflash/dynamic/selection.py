@@ -195,7 +195,7 @@ def static_selection(
     heads: those of `heads_of`. Raises ValueError for a BlockMask of other lengths.
     """
     blocks = built(mask, n_q, n_k, block_size, heads)
-    codes, bits = grid_codes(blocks), blocks.bits
+    codes, bits = blocks.codes(), blocks.bits
     if complement:
         tiles, partial = Tiles(blocks.grid), codes >= 0
         _, row, col = blocks.grid.split(np.flatnonzero(partial))
@@ -323,13 +323,6 @@ def built(
             f"selection for {n_q} x {n_k} in blocks of {block_size}: pass the Mask it comes from"
         )
     return mask
-
-
-def grid_codes(blocks: BlockMask) -> np.ndarray:
-    """int32 (batch, heads, rows, cols)."""
-    lengths = np.diff(blocks.starts, append=blocks.grid.size)
-    shape = (blocks.batch, blocks.heads, blocks.rows, blocks.cols)
-    return np.repeat(blocks.tiles, lengths).reshape(shape)
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -20,7 +20,6 @@ from sparseflash.checks import check_tensors, is_empty
 from sparseflash.dynamic.selection import (
     Selection,
     built,
-    grid_codes,
     heads_of,
     static_selection,
     to_device,
@@ -105,12 +104,13 @@ def candidates_of(
         bits = codes.new_empty((0, block_size[0], -(-block_size[1] // 32)))
     else:
         given = (within, n_q, n_k, block_size, heads_of(within, heads))
-        host = grid_codes(built(*given))
+        host = built(*given).codes()
         static = static_selection(*given, device)
         codes, bits = static.codes, static.bits
     taken, forced = np.zeros((1, 1, 1, 1), bool), None
     if always is not None:
-        taken = grid_codes(built(always, n_q, n_k, block_size, heads_of(always, heads))) != EMPTY
+        blocks = built(always, n_q, n_k, block_size, heads_of(always, heads))
+        taken = blocks.codes() != EMPTY
         forced = to_device(taken.astype(np.int8), device)
     low, high = _bounds(rule, host != EMPTY, taken)
     on_device = (to_device(low, device), to_device(high, device))

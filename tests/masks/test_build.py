@@ -24,7 +24,7 @@ from tests.masks.helpers import (
     composition,
 )
 from tests.masks.oracles import BATCH, HEADS, LEAVES, VARIED
-from tests.notes import note
+from tests.notes import note, seeds
 
 
 @pytest.mark.parametrize("hundred", range(3))
@@ -154,7 +154,7 @@ def transformed(rng: random.Random, n_q: int, n_k: int) -> masks.Mask:
     return mask
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_long_compositions(seed: int):
     """Many rows of few kinds: other lengths of keys, odd ones, and blocks of any size."""
     rng = random.Random(2 * 10**6 + seed)
@@ -181,7 +181,7 @@ def rules(d: int, e: int, f: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_rules(seed: int):
     """Divisors, differences and thresholds of a formula say how its rows repeat."""
     rng = random.Random(seed)

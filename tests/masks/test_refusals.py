@@ -82,8 +82,6 @@ hilbert((4, 4, 4))  =>  canvas is \(4, 4, 4\): give \(height, width\)
 permuted([0, 2])  =>  order must hold each of 0\.\.1 once
 permuted([])  =>  give integers
 permuted(100, side='both')  =>  shape \(\)
-bigbird_compat(128, 6).build(4096, heads=1)  =>  a row has fewer left: give a small
-bigbird_compat(seed=None).build(4096, heads=2)  =>  layer to layer
 heads()  =>  give at least one mask
 layers(local(5), 3)  =>  layers has 3 among its parts: give masks
 layers(local(5), dense()).build(64)  =>  build mask.layer\(i\) instead

@@ -12,14 +12,12 @@ def without_interpreter(monkeypatch):
     monkeypatch.setattr(triton, "interpreted", lambda: False)  # it remembers what it found
 
 
-def test_reports_versions_folders_and_backends_and_passes(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def test_reports_versions_and_backends_and_passes(capsys):
     assert doctor.main([]) == 0
     report = capsys.readouterr().out
     for part in (
-        f"torch {torch.__version__}, triton ", "cache of Triton: ",
-        f"cache of torch.compile: {tmp_path} (writable)", "cpu: ", "forward: cpu",
-        "backward: cpu", "  hopper: its kernels run on CUDA tensors",
+        f"torch {torch.__version__}, triton ", "cpu: ", "forward: cpu", "backward: cpu",
+        "  hopper: its kernels run on CUDA tensors",
     ):  # fmt: skip
         assert part in report
     tested = [line.split()[:2] for line in report.splitlines() if "limit 1e-04" in line]

@@ -16,10 +16,11 @@ from sparseflash.picks import kernels as picked
 from sparseflash.testing import make_qkv, relative_error
 from tests import nan_cases, op_cases
 from tests.nan_cases import check, check_decode, random_nan_case
+from tests.notes import seeds
 from tests.op_cases import INTERPRETED
 
 LENGTHS = 16, 63, 100
-SEEDS = range(5)
+SEEDS = seeds(3)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -33,7 +34,7 @@ def test_reference_and_cpu(seed):
 
 
 @INTERPRETED
-@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_triton(seed):
     check(random_nan_case(seed, LENGTHS, (torch.float32, torch.float16)), "triton")
 
@@ -44,7 +45,7 @@ def test_decode(seed):
 
 
 @INTERPRETED
-@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_decode_kernels(seed):
     check_decode(seed, "triton")
 

@@ -12,16 +12,17 @@ import sparseflash
 from sparseflash import score_rules
 from sparseflash.testing import make_qkv
 from tests.attention_cases import DTYPES, check, random_case
+from tests.notes import seeds
 from tests.op_cases import BACKENDS, MASK, detached, small
 
 LENGTHS = {"triton": (1, 40), "cpu": (1, 63, 100, 257), "reference": (1, 63, 100)}
 SINK = torch.tensor([0.5, -1.0])
-SEEDS = {"triton": 6, "cpu": 12, "reference": 8}
+SEEDS = {"triton": 4, "cpu": 8, "reference": 4}
 
 
 @pytest.mark.parametrize(
     "backend, seed",
-    [(name, seed) for name in BACKENDS for seed in range(200, 200 + SEEDS[name])],
+    [(name, seed) for name in BACKENDS for seed in seeds(SEEDS[name], 200)],
 )
 def test_random_problem(backend, seed):
     """Masks, grouped heads, ragged lengths, dropout, gradients of the LSE; with a cap in some."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from experiments.bench.cases import CAUSAL, Case
 from experiments.bench.provider import Attention, Provider
 from masks.block_mask import BlockMask
-from masks.interop import block_codes, check_built, check_size
+from masks.interop import check_built, check_size
 from masks.runs import expand
 from masks.segments import BlockLists
 
@@ -227,7 +227,7 @@ def to_fa4(blocks: BlockMask, device: Any = None, *, limit_gib: float = 8) -> Fa
     aux = None
     if len(blocks.bits):
         check_size("the table of tiles", 4 * blocks.grid.size, limit_gib)
-        arrays = block_codes(blocks), blocks.bits.view(np.int32).copy()
+        arrays = blocks.codes(), blocks.bits.view(np.int32).copy()
         aux = [torch.from_numpy(array).to(device) for array in arrays]
     return Fa4Mask(forward, backward, aux)
 

@@ -176,32 +176,15 @@ def test_a_report_says_that_batch_entries_are_not_separated():
     assert "The 2 batch entries have masks of their own" in check(stacked, 64, 2).notes[0]
 
 
-STRIPES = masks.where(lambda q, k: (k % 7 == 0) | (abs(q - k) < 64))
-
-
-@pytest.mark.parametrize(
-    ("mask", "most"),
-    [
-        (STRIPES, 0.24),
-        (masks.where(lambda q, k: ((k - 5) % 60 < 3) | (q == k)), 0.13),
-        (masks.where(lambda q, k: (q % 64 == 0) | (k % 64 == 0)), 0.1),
-        (masks.local(300) | masks.keys_at(range(50, 4096, 128)), 0.24),
-    ],
-    ids=str,
-)
-def test_a_mask_that_computes_every_block_is_a_problem_with_a_remedy(mask: Mask, most: float):
-    """The expression is Python, and it computes what is said of it."""
-    report = check(mask, 4096, 2)
-    words = r"Every block .*?no faster than .*?(mask >> .*?) computes ([\d.]+) %"
-    found = re.findall(words, said(report))
-    assert found and not report.ok and "Every block" in str(report)
-    text, share = found[0]
-    names = {"mask": mask.layer(0), "masks": masks}
-    better = eval(text, names).stats(4096)
-    assert text in str(report) and better.flop_density == pytest.approx(
-        float(share) / 100, abs=5e-4
-    )
-    assert better.flop_density < most and mask.layer(0).stats(4096).flop_density > 1.9 * most
+def test_a_mask_that_computes_every_block_is_a_problem_with_a_remedy():
+    """Smaller blocks compute what is said of them; else the tokens are to be reordered."""
+    columns = masks.local(300) | masks.keys_at(range(50, 4096, 128))
+    words = r"Every block .*?no faster than .*?Blocks of 32 x 32 compute ([\d.]+) %"
+    share = re.findall(words, said(check(columns, 4096, 2)))[0]
+    better = columns.stats(4096, block_size=32)
+    assert better.flop_density == pytest.approx(float(share) / 100, abs=5e-4)
+    stripes = masks.where(lambda q, k: (k % 7 == 0) | (abs(q - k) < 64))
+    assert "Reorder the tokens" in said(check(stripes, 4096, 2))
 
 
 def test_a_mask_that_computes_every_block_and_allows_most_pairs():

@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from masks import Mask
-from masks.patterns.bigbird import BigBird, bigbird, bigbird_compat, etc_, longformer
+from masks.patterns.bigbird import BigBird, bigbird, etc_, longformer
 from masks.patterns.graphs import (
     RandomBlocks,
     RegularGraph,
@@ -140,30 +140,6 @@ def _(mask: BigBird, n_q: int, n_k: int, heads: int) -> np.ndarray:
         ranks = drawn(mix(word(mask, head) ^ row), min(mask.random, len(rest)), len(rest))
         blocks[head, row, sorted(seen | {rest[rank] for rank in ranks})] = True
     return tokens(blocks, mask.block, n_q, n_k)
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return bigbird_compat(rng.choice([5, 7, 16]), rng.choice([1, 2, 3]), seed=rng.randrange(100))
-
-
-@oracle("bigbird_compat")
-def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    """Without the plan of the paper, which needs 1024 tokens."""
-    block, random, seed = (mask.arguments[name] for name in ("block", "random", "seed"))
-    n, end = -(-max(n_q, n_k) // block), 2 * random + 5
-    blocks = np.zeros((heads, n, n), bool)
-    blocks[:, [0, -1]] = blocks[:, :, [0, -1]] = True
-    stream = np.random.RandomState(seed)
-    for row in range(1, n - 1):
-        blocks[:, row, row - 1 : row + 2] = True
-        for head in range(heads):
-            illegal = [row - 1, row, row + 1, 0, end - 1]
-            illegal += [end - 2] if row == 1 else [1] if row == end - 2 else []
-            legal = [x for x in stream.permutation(np.arange(end)) if x not in illegal]
-            if n > end:
-                blocks[head, row, legal[:random]] = True
-    return tokens(blocks | (n <= end), block, n_q, n_k)
 
 
 def any_graph(rng: random.Random, **options) -> Mask:

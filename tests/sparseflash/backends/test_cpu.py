@@ -12,6 +12,7 @@ from sparseflash.backends import cpu, cpu_blocks, reference
 from sparseflash.schedule.blocks import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, Case, check, random_case
+from tests.notes import seeds
 from tests.problems import run_backend
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -25,12 +26,12 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", seeds(9))
 def test_random_problem(seed):
     check(random_case(seed, GPU_LENGTHS[:5], HEAD_DIMS, DTYPES), "cpu", "cpu")
 
 
-@pytest.mark.parametrize("seed", range(100, 104))
+@pytest.mark.parametrize("seed", seeds(2, 100))
 def test_random_problem_in_small_chunks_and_by_threads(seed, monkeypatch, two_threads):
     check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, DTYPES), "cpu", "cpu")
     monkeypatch.setattr(cpu_blocks, "BUFFER_NUMBERS", 2**13)

@@ -12,6 +12,7 @@ from sparseflash import select
 from sparseflash.cache import cache
 from sparseflash.testing import assert_close, make_qkv, oracle
 from tests.decode_cases import Step, random_step
+from tests.notes import seeds
 
 BACKENDS = ("cpu", "triton")
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -28,7 +29,7 @@ def agree(step: Step, backend: str) -> None:
     assert not found[0][found[1] == -math.inf].any()
 
 
-@pytest.mark.parametrize("seed", range(36))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_random_steps(seed):
     agree(random_step(seed), "cpu")
     if seed % 7 == 0:  # the interpreter takes its time

@@ -6,14 +6,13 @@ import torch
 import masks
 from masks.tiles import FULL
 from sparseflash import packed
-from sparseflash.dynamic.selection import grid_codes
 
 BLOCKS = [16, 32, (16, 48), (64, 16), 128]
 
 
 def assert_same_blocks(found, expected: masks.BlockMask) -> None:
     """Block by block empty, partial or full alike, with the same pairs, within the bounds."""
-    codes, theirs = found.codes.numpy(), grid_codes(expected)
+    codes, theirs = found.codes.numpy(), expected.codes()
     for kind in (codes == FULL, theirs == FULL), (codes >= 0, theirs >= 0):
         assert np.array_equal(*kind)
     assert found.to_block_mask() == expected
