@@ -1,7 +1,6 @@
 """Runs of language models: they learn, continue bit for bit, and say what they found, in tables."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from experiments.lm.report import (
     tables,
 )  # fmt: skip
 from experiments.lm.run import make_model, tail, train
-from experiments.lm.settings import LAYERS, make_settings
+from experiments.lm.settings import make_settings
 from experiments.lm.text import load_corpus
 from experiments.training import run_file
 from experiments.training.clock import Interrupted
@@ -124,15 +123,6 @@ def test_what_is_compiled_and_captured(options, monkeypatch):
     assert not packed.graph and not packed.compile
     with pytest.raises(ValueError, match="compile='blocks': choose from"):
         make_settings(options(compile="blocks"))
-
-
-def test_blocks_may_be_compiled_by_themselves(settings, monkeypatch):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    plain = train(settings(steps=4))
-    run = train(replace(settings(steps=4, name="layers"), compile=LAYERS))
-    assert run["sessions"][0]["compiled"] == LAYERS and not plain["sessions"][0]["compiled"]
-    loss = plain["result"]["train_loss"]
-    assert run["result"]["train_loss"] == pytest.approx(loss, rel=1e-5)
 
 
 # ---- tables and figures

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.common.files import pack, unpack
+from experiments.common.files import pack
 from experiments.common.rows import frame
 from experiments.lra import published as lra
 from experiments.lra.cells import (
@@ -297,13 +297,6 @@ def seeded(seed, accuracy=None, right=None, data="a"):
     file = {"task": {"name": "text", "source": "", "baselines": {}}, "data": data}
     file |= {"settings": {"attention": {"name": "flash"}, "seed": seed}, "result": result}
     return Run("", file | {"sessions": [session], "mask": None, "complete": True}, [])
-
-
-@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 1000])
-def test_bits_come_back(n):
-    values = np.random.default_rng(n).random(n) < 0.5
-    assert np.array_equal(unpack(pack(values)), values)
-    assert len(pack(values)) <= n / 6 + 12
 
 
 def test_seeds_are_paired():

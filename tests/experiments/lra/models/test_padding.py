@@ -8,8 +8,6 @@ import torch
 from torch._dynamo.utils import counters
 
 import masks
-from experiments.lra.models.attention import make_attention
-from experiments.lra.models.attention.flash import Flash
 from experiments.lra.models.classifier import Classifier, model_config
 from experiments.lra.objectives import classify
 from experiments.lra.tasks.task import Split
@@ -19,18 +17,6 @@ from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import settings
 
 MIXED = masks.layers(masks.local(100), masks.dense(), masks.local(100))
-
-
-def test_auto_skips_where_it_pays():
-    for length, padding, skips in (
-        (1024, "auto", True), (1025, "auto", False), (896, "auto", False), (896, "skip", True),
-        (4096, "hide", False),
-    ):  # fmt: skip
-        for name in ("flash", "sparse"):
-            layer = make_attention(name, heads=2, head_dim=8, length=length, padding=padding)
-            assert isinstance(layer, Flash) and layer.padding == ("skip" if skips else "hide")
-            model = classifier(name=name, mask=None, length=length, padding=padding)
-            assert model.skips == skips  # the lists are made outside of torch.compile
 
 
 # ---- the encoder

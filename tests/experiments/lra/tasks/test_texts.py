@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.lra.tasks.task import load_task
-from experiments.lra.tasks.texts import LEAST, reviews
+from experiments.lra.tasks.texts import LEAST
 
 MOVIES = 20  # of a half, the last of which has too few reviews
 
@@ -140,16 +140,6 @@ def test_a_pair_depends_on_seed_and_index_alone(shared):
             np.testing.assert_array_equal(few.splits[name].tokens, whole.splits[name].tokens[:7])
     other = load(shared, "imdb_same_movie", **SIZES, seed=1).splits["test"]
     assert not np.array_equal(other.tokens, whole.splits["test"].tokens)
-
-
-def test_reviews_are_cached_once_for_both_tasks(imdb):
-    load(imdb)
-    load(imdb, "imdb_same_movie", **SIZES)
-    names = sorted(path.name.rpartition("-")[0] for path in (imdb / "cache").iterdir())
-    assert names == ["imdb", "imdb-same-movie"]
-    path = imdb / "aclImdb" / "test" / "pos" / "0_9.txt"
-    path.write_text("changed")
-    assert b"changed" in reviews(imdb, imdb / "cache")["test"].tobytes()
 
 
 # ---- retrieval

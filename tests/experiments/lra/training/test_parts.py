@@ -284,25 +284,6 @@ def test_every_predicted_token_of_a_batch_counts_as_much(micro_batch):
     assert not trainer.sums.any() and not trainer.steepest  # the next line begins anew
 
 
-def test_a_checkpoint_has_the_sums_of_all_processes():
-    """One process writes it, and any number of them go on from it."""
-
-    class Two(Group):
-        def sum(self, tensor):  # the other process has three times as much
-            return 4 * tensor
-
-    model = predictor(pair=False, calls=[])
-    data = DeviceSplit(split(4), CPU)
-    settings = simple_settings(batch=4, steps=1)
-    trainer = Trainer(model, data, Predict(1.0), settings, Two(0, 2, CPU))  # pyright: ignore
-    trainer.sums.copy_(torch.tensor([1.0, 2.0, 4.0, 8.0]))
-    state = trainer.state()
-    assert trainer.sums.tolist() == [1, 2, 4, 8]
-    assert state["sums"].tolist() == [4, 8, 16, 32]
-    trainer.load(state)
-    assert trainer.sums.tolist() == [2, 4, 8, 16]  # the other process has as much
-
-
 def test_fingerprint_sees_labels_and_tokens():
     found = set()
     for name, value in (("labels", 0), ("labels", 1), ("tokens", 0), ("tokens", 1)):

@@ -2,7 +2,6 @@
 
 import json
 import time
-from functools import partial
 from itertools import cycle
 from shutil import copytree, ignore_patterns
 
@@ -280,22 +279,6 @@ def test_a_batch_too_large_says_what_to_do(place, monkeypatch):
 
     monkeypatch.setattr(Trainer, "_body", fails)
     refuse(place, "micro_batch=4 needs more memory", name="new")
-
-
-def test_a_compiled_run_trains_validates_and_tests_compiled(ran, monkeypatch):
-    """Lets runs on the CPU, which are not compiled, be compiled to a call of the model."""
-    plain, calls, prepare = ran(name="plain"), [], Trainer.prepare
-
-    def call(model, *arguments):
-        calls.append(model.training)
-        return model(*arguments)
-
-    monkeypatch.setattr(Trainer, "prepare", lambda t, **o: prepare(t, **o | {"compile": True}))
-    monkeypatch.setattr(torch, "compile", lambda model, **options: partial(call, model))
-    compiled = ran(name="compiled")
-    assert calls.count(True) == 1 + 4  # the first step runs twice
-    assert calls.count(False) == 2 * 2 + 2  # validations and test, of two batches each
-    assert compiled.result["loss"] == plain.result["loss"]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(place):
