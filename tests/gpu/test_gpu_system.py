@@ -7,6 +7,7 @@ import masks
 import sparseflash
 from sparseflash.backends.registry import NAMES
 from sparseflash.cache import cache
+from sparseflash.problem import Options
 from sparseflash.testing import assert_close, make_qkv, oracle
 from tests.gpu_calls import (
     EPS,
@@ -125,8 +126,8 @@ def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, back
         qkv = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv]
     seed = torch.tensor([3], device="cuda") if dropout_p else None
     arguments = (
-        *qkv, "" if mask is None else mask.key, None, None, seed, *[None] * 4, None, dropout_p,
-        False, backend, 0.0, False, "", False,
+        *qkv, "" if mask is None else mask.key, None, None, seed, None, None,
+        *Options(None, dropout_p, False, backend),
     )  # fmt: skip
     with_gradient = [t.detach().requires_grad_() for t in qkv]
     forward = torch.ops.sparseflash.forward
