@@ -12,32 +12,25 @@ See docs/guide/measuring.md.
 import os
 import sys
 
-from experiments.bench.run import KEY, Bench, Options, chosen, in_rounds, run, unstable
+from experiments.bench import run as speed
 from experiments.bench.tables import report
-from experiments.common.devices import find_device
 from experiments.common.files import write_text
 from experiments.common.program import program
-from experiments.common.rows import Rows
+from experiments.studies.runner import Run
 
 
-@program("speed", Options)
-def main(options: Options, command: str) -> None:
+@program("speed", speed.Options)
+def main(options: speed.Options, command: str) -> None:
     """Measure what the options ask for and print it as tables."""
-    device = find_device(options.device)
-    wanted = in_rounds(chosen(options, device), options.rounds)
+    run = Run(speed, options, command)
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if device.type == "cpu" and load > 0.2 * cores:
+    if run.device.type == "cpu" and load > 0.2 * cores:
         print(
             f"warning: the load of this machine is {load:.1f} on {cores} cores: end other programs,"
             " or times and speed-ups will be off",
             file=sys.stderr,
         )
-    rows = Rows(options.rows, KEY, fresh=options.fresh, allow_changes=options.allow_changes)
-    bench = Bench(device, options.seconds or (0.15 if device.type == "cuda" else 0.25))
-    found = run(wanted, bench, rows, command)
-    if len(found) == len(wanted) and (again := unstable(wanted, found)):
-        print(f"{len(again)} measurements again: their rounds differ by more than 15 %")
-        found += run(again, bench, rows, command, again=True)
+    found, rows = run.go(), run.rows
     print("\n" + report(found, rows.rows))
     table, plots = rows.path.with_suffix(".txt"), rows.path.parent / "plots"
     write_text(table, report(rows.rows) + "\n", "rows")

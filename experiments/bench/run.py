@@ -1,34 +1,27 @@
-"""Measure speed: what to measure and in which order, the gate, the time and the ideal time."""
+"""The study of speed: masks and shapes by provider and direction, beside the ideal time.
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+`experiments.speed` runs it as the other studies are run, with options of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 import torch
 
-from experiments.bench.cases import DENSE, DTYPES, LAYOUTS, Case
+from experiments.bench.cases import DTYPES, LAYOUTS, Case
 from experiments.bench.cost import CEILINGS, cost, ideal, measure_ceilings
-from experiments.bench.gate import Gate, WrongResult
-from experiments.bench.grids import GRIDS, make_grid
+from experiments.bench.gate import Gate
+from experiments.bench.grids import GRIDS, Part, make_grid
 from experiments.bench.provider import DIRECTIONS
 from experiments.bench.providers import PROVIDERS, default_providers, find
-from experiments.bench.step import (
-    Step,
-    breaks_context,
-    draw,
-    expected_mib,
-    measure,
-    peak_extra_mib,
-    why,
-)
-from experiments.bench.tables import SLACK, UNSTABLE, spread
+from experiments.bench.step import Step, draw, measure, peak_extra_mib
+from experiments.bench.tables import SLACK
 from experiments.common.config import check, option
 from experiments.common.devices import device_name
-from experiments.common.provenance import now
-from experiments.common.rows import OK, Row, Rows, clocks
+from experiments.common.rows import Row
+from experiments.studies.runner import Run
 
 KEY = (
     "provider direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout "
@@ -36,91 +29,6 @@ KEY = (
 ).split()
 SHAPE = "mask seq_len batch heads kv_heads head_dim v_dim dtype layout block_size".split()
 TOO_FAST = "faster than the ideal: the rates of this device are measured too low"
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One measurement to make."""
-
-    case: Case
-    provider: str
-    direction: str
-    round: int = 1
-
-    def row(self) -> Row:
-        """Return what the row of this measurement says before it is made."""
-        about = {"provider": self.provider, **find(self.provider).version()}
-        about |= {"direction": self.direction, "round": self.round, **self.case.row()}
-        return about | {"elements": self.case.elements}
-
-    @property
-    def cell(self) -> "Measurement":
-        """The measurement in the first round."""
-        return replace(self, round=1)
-
-
-class Bench:
-    """Measures one thing after another on one device, sharing inputs and expected values."""
-
-    def __init__(self, device: torch.device, seconds: float):
-        self.device, self.seconds = device, seconds
-        self.gate = lru_cache(1)(lambda case: Gate(case, *self.inputs(_maskless(case))))
-        self.attention = lru_cache(1)(lambda case, provider: find(provider).prepare(case, device))
-        self.inputs = lru_cache(1)(lambda case: draw(case, device))
-        self.ideal_ms = lru_cache(2)(self._ideal_ms)
-
-    def run(self, what: Measurement) -> Row:
-        """Return times, or the status that says why there are none."""
-        try:
-            if reason := find(what.provider).unsupported(what.case, self.device, what.direction):
-                raise ValueError(reason)
-            return self._measure(what)
-        except Exception as failure:  # one provider's failure is a result, not the end of the run
-            wrong = {"error": failure.error} if isinstance(failure, WrongResult) else {}
-            return {"status": why(failure), **wrong}
-
-    def step(self, what: Measurement) -> Step:
-        """Return forward and backward as they are timed."""
-        attend = self.attention(what.case, what.provider)
-        return Step(attend, self.inputs(_maskless(what.case)))
-
-    def _measure(self, what: Measurement) -> Row:
-        case, direction = what.case, what.direction
-        step = self.step(what)
-        error = step.error(self.gate(case), (direction,))
-        one = step.forward if direction == "forward" else step.both
-        extra = peak_extra_mib(one, self.device)
-        before = clocks(self.device)
-        times = measure(step.call(direction), self.device, self.seconds)
-        after = {f"{name}_after": mhz for name, mhz in clocks(self.device).items()}
-        ideal_ms = self.ideal_ms(case, direction)
-        too_fast = {"warning": TOO_FAST} if times.ms_median * SLACK < ideal_ms else {}
-        return {
-            "status": OK,
-            "error": error,
-            **times._asdict(),
-            "tflops": case.flops(direction) / times.ms_median / 1e9,
-            "extra_mib": extra,
-            "extra_expected_mib": expected_mib(case, direction),
-            "ideal_ms": ideal_ms,
-            **too_fast,
-            **before,
-            **after,
-        }
-
-    def _ideal_ms(self, case: Case, direction: str) -> float:
-        rates = CEILINGS.get(device_name(self.device))
-        if rates is None or case.dtype not in rates.matmul_tflops:
-            rates = measure_ceilings(str(self.device), (case.dtype,))
-        return ideal(cost(case.shape, case.blocks, direction), rates, case.dtype).ms
-
-
-def _maskless(case: Case) -> Case:
-    """Return what the inputs of a case depend on."""
-    return replace(case, mask=DENSE, block_q=0, block_k=0)
-
-
-# ---- what to measure
 
 
 @dataclass
@@ -151,8 +59,8 @@ class Options:
     seconds: float | None = option(
         None, "of repeats a measurement; null: 0.15 on a GPU, 0.25 on a CPU", above=0
     )
+    minutes: float | None = option(None, "after which no further case begins", above=0)
     rows: str = option("runs/speed/speed.jsonl", "added to; tables: the same name, .txt")
-    fresh: bool = option(False, "true: start the next free name of rows instead")
     allow_changes: bool = option(
         False, "true: add rows under docs though the code differs from the last commit"
     )
@@ -161,106 +69,77 @@ class Options:
         check(self)
 
 
-def chosen(options: Options, device: torch.device) -> list[Measurement]:
-    """Return the measurements of the named grid, or of the given masks and shapes.
+@dataclass(frozen=True)
+class Asked:
+    """A case and the providers that are measured at it."""
+
+    case: Case
+    providers: tuple[str, ...]
+
+    def row(self) -> Row:
+        return self.case.row()
+
+
+def cases(run: Run) -> list[Asked]:
+    """Return the cases of the named grid, or of the given masks and shapes.
 
     Raises ValueError for a provider, mask or shape that does not exist.
     """
-    given = {name: getattr(options, name) for name in SHAPE}
-    if options.grid is None:
-        cases = make_grid(str(device), **given)
-        return measurements(
-            cases, options.providers or default_providers(device), options.directions
-        )
-    if any(value is not None for value in given.values()):
-        raise ValueError(f"grid={options.grid} has its own masks and shapes: leave these out")
-    found: dict[Measurement, None] = {}
-    for part in GRIDS[options.grid](device):
-        names = [n for n in part.providers if not options.providers or n in options.providers]
-        found |= dict.fromkeys(measurements(part.cases, names, options.directions))
-    return list(found)
+    o, device = run.options, run.device
+    given = {name: getattr(o, name) for name in SHAPE}
+    if o.grid is None:
+        names = tuple(o.providers or default_providers(device))
+        parts = [Part(tuple(make_grid(str(device), **given)), names)]
+    elif any(value is not None for value in given.values()):
+        raise ValueError(f"grid={o.grid} has its own masks and shapes: leave these out")
+    else:
+        parts = GRIDS[o.grid](device)
+    found: dict[Case, dict[str, None]] = {}
+    for part in parts:
+        names = [name for name in part.providers if not o.providers or name in o.providers]
+        for case in part.cases:
+            _ = case.blocks  # refuses an impossible mask now, not in the middle of the run
+            concerned = (name for name in names if find(name).concerns(case))
+            found.setdefault(case, {}).update(dict.fromkeys(concerned))
+    return [Asked(case, tuple(names)) for case, names in found.items() if names]
 
 
-def measurements(
-    cases: Iterable[Case], providers: Sequence[str], directions: Sequence[str]
-) -> list[Measurement]:
-    """Return what the cases, providers and directions give, everything of a case together.
-
-    Raises ValueError for a provider, mask or block size that does not exist.
-    """
-    known = {name: find(name) for name in providers}
-    cases = list(cases)
-    for case in cases:
-        _ = case.blocks  # refuses an impossible mask now, not in the middle of the run
+def ways(asked: Asked, run: Run) -> list[Row]:
     return [
-        Measurement(case, name, direction)
-        for case in cases
-        for name, provider in known.items()
-        for direction in directions
-        if direction in provider.directions and provider.concerns(case)
+        {"provider": name, **find(name).version(), "direction": direction}
+        for name in asked.providers
+        for direction in run.options.directions
+        if direction in find(name).directions
     ]
 
 
-def in_rounds(wanted: Sequence[Measurement], rounds: int) -> list[Measurement]:
-    """Return all of `wanted` in every round, beginning each time with another provider of a case.
-    Every other round takes the cases backwards: dense attention, which comes first, is measured at
-    the end again.
+def opened(asked: Asked, run: Run) -> Callable[[Row], Row]:
+    case, device = asked.case, run.device
+    seconds = run.options.seconds or (0.15 if device.type == "cuda" else 0.25)
+    qkv = draw(case, device)
+    gate = Gate(case, *qkv)
+    attention = lru_cache(1)(lambda name: find(name).prepare(case, device))
 
-    What a provider gains or loses by its place, by the clock or the temperature, then shows as the
-    range of the rounds.
-    """
-    found = []
-    cases = [list(group) for _, group in groupby(wanted, lambda what: what.case)]
-    for number in range(rounds):
-        for group in cases[:: -1 if number % 2 else 1]:
-            names = list(dict.fromkeys(what.provider for what in group))
-            first = number % len(names)
-            for name in (*names[first:], *names[:first]):
-                found += [replace(w, round=number + 1) for w in group if w.provider == name]
-    return found
+    def one(row: Row) -> Row:
+        name, direction = row["provider"], row["direction"]
+        if reason := find(name).unsupported(case, device, direction):
+            raise ValueError(reason)
+        step = Step(attention(name), qkv)
+        error = step.error(gate, (direction,))
+        extra = peak_extra_mib(step.forward if direction == "forward" else step.both, device)
+        times = measure(step.call(direction), device, seconds)
+        least = ideal_ms(case, direction, device)
+        rate = case.flops(direction) / times.ms_median / 1e9
+        found = {"elements": case.elements, "error": error, "extra_mib": extra, "tflops": rate}
+        too_fast = {"warning": TOO_FAST} if times.ms_median * SLACK < least else {}
+        return {**found, **times._asdict(), "ideal_ms": least, **too_fast}
 
-
-def unstable(wanted: Sequence[Measurement], rows: Sequence[Row]) -> list[Measurement]:
-    """Return the measurements whose rounds differ by more than `UNSTABLE`."""
-    times: dict[Measurement, list[float]] = defaultdict(list)
-    for what, row in zip(wanted, rows, strict=False):
-        if row["status"] == OK:
-            times[what.cell].append(row["ms_median"])
-    return [what for what in wanted if spread(times[what.cell]) > UNSTABLE]
+    return one
 
 
-def run(
-    wanted: Sequence[Measurement], bench: Bench, rows: Rows, command: str, *, again: bool = False
-) -> list[Row]:
-    """Return the row of each, measured now or found in `rows`, to which new ones are added.
-
-    again: measure also what `rows` holds.
-    """
-    found, origin = [], rows.origin(bench.device, command)
-    for i, what in enumerate(wanted, 1):
-        row, note = what.row() | origin, ""
-        known = rows.find(row)
-        if known is not None and known["status"] == OK and not again:
-            row, note = known, f"  (measured {known['date']})"
-        else:
-            row |= bench.run(what) | {"date": now()}
-            if again or known is None or known["status"] != row["status"]:  # a failure once
-                row = rows.append(row)
-        found.append(row)
-        print(f"[{i:3}/{len(wanted)}] {describe(row)}{note}", flush=True)
-        if breaks_context(row["status"]):
-            print("the device is lost to this process: run again for the rest", flush=True)
-            break
-    return found
-
-
-def describe(row: Row) -> str:
-    """Return a row as one line of text."""
-    what = "{provider:20} {direction:8} {mask:46} N {n_q:<6} D {head_dim:<3}".format(**row)
-    what += f" round {row['round']}" if row["round"] > 1 else ""
-    if row["status"] != OK:
-        return f"{what}  {row['status']}"
-    share = f"{100 * row['ideal_ms'] / row['ms_median']:3.0f} % of ideal  "
-    text = f"{what}  {row['ms_median']:9.3f} ms {row['tflops']:8.3f} TFLOP/s  {share}"
-    warning = f"  warning: {row['warning']}" if row.get("warning") else ""
-    return f"{text}error {row['error']:.1e}{warning}"
+def ideal_ms(case: Case, direction: str, device: torch.device) -> float:
+    """Return the ideal time of a case."""
+    rates = CEILINGS.get(device_name(device))
+    if rates is None or case.dtype not in rates.matmul_tflops:
+        rates = measure_ceilings(str(device), (case.dtype,))
+    return ideal(cost(case.shape, case.blocks, direction), rates, case.dtype).ms

@@ -41,7 +41,7 @@ def measure(call: Callable[[], object], device: torch.device, seconds: float) ->
         from triton.testing import do_bench
 
         rep = round(1000 * seconds)
-        return _times(do_bench(call, warmup=rep // 4, rep=rep, return_mode="all"))
+        return times_of(do_bench(call, warmup=rep // 4, rep=rep, return_mode="all"))
     call()
     times: list[float] = []
     # At least three repeats, but not for calls so slow that they would take three times as long.
@@ -49,10 +49,11 @@ def measure(call: Callable[[], object], device: torch.device, seconds: float) ->
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    return _times([1000 * t for t in times])
+    return times_of([1000 * t for t in times])
 
 
-def _times(ms: Any) -> Times:
+def times_of(ms: Any) -> Times:
+    """Return the median and percentiles of times."""
     median, p20, p80 = map(float, np.quantile(ms, [0.5, 0.2, 0.8]))
     return Times(median, p20, p80, len(ms))
 
@@ -94,19 +95,6 @@ def peak_extra_mib(call: Callable[[], object], device: torch.device) -> float | 
     call()
     torch.cuda.synchronize(device)
     return (torch.cuda.max_memory_allocated(device) - before) / MIB
-
-
-def expected_mib(case: Case, direction: str) -> float:
-    """Return what a step must take at least: out and the float32 lse, and backward dq, dk, dv as
-    well.
-    """
-    rows = case.batch * case.heads * case.n_q
-    keys = case.batch * case.kv_heads * case.n_k
-    size = DTYPES[case.dtype].itemsize
-    results = rows * (case.value_dim * size + 4)
-    if direction == "backward":
-        results += (rows * case.head_dim + keys * (case.head_dim + case.value_dim)) * size
-    return results / MIB
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,9 +23,9 @@ from experiments.bench.cases import CAUSAL, DENSE, LAYOUTS
 from experiments.bench.providers import PROVIDERS
 from experiments.common.rows import OK, Found, found
 from experiments.common.tables import aligned, markdown
+from experiments.studies.runner import UNSTABLE, spread
 
 SLACK = 1.05  # what a time may gain on the ideal one by noise
-UNSTABLE = 0.15  # range of the rounds / median, above which a cell is no result
 SHAPE = "device direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout".split()
 BLOCK = ("block_q", "block_k")
 MAIN = ("hopper", "cpu", "fa4", "cudnn_blocks", "cudnn_flex", "sdpa_cudnn", "sdpa")
@@ -65,11 +65,6 @@ class SpeedRow(Found):
 def label_of(provider: str) -> str:
     """Return the name of a provider in tables and legends."""
     return PROVIDERS[provider].label if provider in PROVIDERS else provider
-
-
-def spread(times: Sequence[float]) -> float:
-    """Return the range of times as a share of their median."""
-    return (max(times) - min(times)) / statistics.median(times) if times else 0.0
 
 
 def grouped(rows: Iterable[SpeedRow], key: Callable[[SpeedRow], T]) -> list[list[SpeedRow]]:

@@ -44,7 +44,6 @@ class Rows:
         path: ends in `.jsonl`. It is created if it does not exist.
         key: the fields that say what was measured, besides mask, device and versions.
         sources: the folders whose Python files the digest `source` covers.
-        fresh: write to the next free name (speed-2.jsonl) if the file exists.
         allow_changes: add to files under docs although code differs from the last commit.
 
     Raises ValueError for another file name, a damaged line, a file that cannot be written, and
@@ -57,7 +56,6 @@ class Rows:
         key: Sequence[str] = (),
         sources: tuple[str, ...] = SOURCES,
         *,
-        fresh: bool = False,
         allow_changes: bool = False,
     ):
         self.path, self.key, self.sources = Path(path), tuple(key), sources
@@ -65,10 +63,6 @@ class Rows:
             raise ValueError(f"rows={path} is compressed and cannot be added to: gunzip it first")
         if self.path.suffix != ".jsonl":
             raise ValueError(f"rows={path}: give a path that ends in .jsonl")
-        number = 1
-        while fresh and self.path.exists():
-            number += 1
-            self.path = Path(path).with_stem(f"{Path(path).stem}-{number}")
         if not allow_changes:
             provenance.check_published(self.path)
         try:
@@ -79,25 +73,26 @@ class Rows:
                 f"rows={self.path} cannot be written ({error.strerror}): name another file"
             ) from None
         self.rows = read(self.path)
-        self._known = {self._of(row): row for row in self.rows}
+        self._known = {self.key_of(row): row for row in self.rows}
 
     def append(self, row: Mapping[str, Any]) -> Row:
         """Add a row to the file and return it with floats of six digits, as the file has it."""
         own = {name: _short(value) for name, value in row.items()}
         self._write(json.dumps(own, ensure_ascii=False).encode() + b"\n")
         self.rows.append(own)
-        self._known[self._of(own)] = own
+        self._known[self.key_of(own)] = own
         return own
 
     def find(self, row: Mapping[str, Any]) -> Row | None:
         """Return the newest row that measures the same thing with the same versions, or None."""
-        return self._known.get(self._of(row))
+        return self._known.get(self.key_of(row))
 
     def origin(self, device: str | torch.device, command: str) -> Row:
         """Return `origin` with the sources of these rows."""
         return origin(device, command, self.sources)
 
-    def _of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    def key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return what two rows share if they measure the same thing with the same versions."""
         code = row.get("source") if row.get("version") is None else row["version"]
         names = (*self.key, "mask", "device", "torch", "triton")
         return (*(_short(row.get(name)) for name in names), code)

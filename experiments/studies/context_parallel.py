@@ -36,7 +36,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import sparseflash
 from experiments.bench.cases import DTYPES, Case
 from experiments.bench.gate import Gate
-from experiments.bench.step import MIB, draw
+from experiments.bench.step import MIB, draw, times_of
 from experiments.common import figures as f
 from experiments.common.devices import find_device
 from experiments.common.rows import Found, Row, last_versions
@@ -210,11 +210,10 @@ def opened(case: Case, run: runner.Run) -> Callable[[Row], dict[str, Any]]:
         nothing = mock.Mock(return_value=mock.Mock(wait=lambda: None))
         with mock.patch.object(dist, "all_to_all_single", nothing):
             local = times(timed, plan, device, run.options.seconds) if moved else ms
-        median, p20, p80 = map(float, np.quantile(ms, [0.5, 0.2, 0.8]))
         flops = case.flops(row["direction"]) / (1 if plan is None else dist.get_world_size())
         return facts | {
-            "ms_median": median, "ms_p20": p20, "ms_p80": p80, "calls": len(ms),
-            "ms_local": float(np.median(local)), "tflops": flops / median / 1e9,
+            **times_of(ms)._asdict(), "ms_local": times_of(local).ms_median,
+            "tflops": flops / times_of(ms).ms_median / 1e9,
             "mb_sent": moved / 1e6, "peak_mib": most(peak, plan, device) / MIB,
         }  # fmt: skip
 

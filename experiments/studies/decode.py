@@ -20,21 +20,20 @@ import masks
 import sparseflash
 from experiments.bench import providers as bench
 from experiments.bench.cases import DENSE, DTYPES, Case
-from experiments.bench.gate import LIMIT, WrongResult
+from experiments.bench.gate import Gate
 from experiments.bench.provider import Provider
 from experiments.bench.step import Times, in_graph, measure
 from experiments.common.devices import free_memory
-from experiments.common.rows import OK, Found, Row, last_versions
+from experiments.common.rows import Found, Row
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
-from experiments.studies.runner import Run, both, choices, grid
+from experiments.studies.runner import Run, both, choices, grid, timed
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
-from sparseflash.testing import oracle, relative_error
 
 KEY = "provider step page batch heads kv_heads n_q n head_dim dtype round".split()
 SELECTED = "top_blocks"  # each key head reads its best blocks, by the means of their keys
-STREAMING = "sliding({}) | global_tokens(64) & causal()"
+STREAMING = "streaming"  # sinks and a window
 CHOOSING = "choose and decode"
 BLOCK = 64  # tokens of a block of keys
 COLD = 2**28  # bytes that the caches of a measurement hold together: several times the L2
@@ -48,8 +47,8 @@ class Options(runner.Options):
     lengths: list[int] = both([2**i for i in range(12, 18)], [1024, 4096])  # keys of a sequence
     n_q: list[int] = both([1, 4, 16], [1, 16])  # new queries
     pages: list[int] = field(default_factory=lambda: [0, 16])  # tokens of one; 0: contiguous
-    masks: list[str] = field(default_factory=list)  # dense, texts, top_blocks; none: one of each
-    chosen: int = both(4096, 512)  # tokens that the window and top_blocks see
+    masks: list[str] = field(default_factory=lambda: [DENSE, STREAMING, SELECTED])
+    chosen: int = both(4096, 512)  # tokens that STREAMING and SELECTED see
     providers: list[str] = both(
         ["triton", "sdpa_flash", "sdpa_cudnn", "flashinfer"], ["cpu", "sdpa"]
     )
@@ -61,27 +60,26 @@ class Options(runner.Options):
     seconds: float = both(0.04, 0.1)
 
 
+@dataclass(frozen=True, eq=False)
+class StepCase(Case):
+    """The new queries of a step, and what they see."""
+
+    seen: Callable[[int, int], np.ndarray] | None = None  # of a sequence and a key head
+
+    def allowed(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
+        assert self.seen is not None
+        return self.seen(batch, head * self.kv_heads // self.heads)[rows]
+
+
+def case_of(step: Found, seen: Any = None) -> StepCase:
+    """Return the case of a step."""
+    sizes = step.batch, step.heads, step.kv_heads, step.n_q, step.n, step.head_dim, step.dtype
+    return StepCase(DENSE, *sizes, BLOCK, BLOCK, seen=seen)
+
+
 def selected(step: Found) -> int:
     """Return how many blocks a step chooses; 0 for one with a mask of its own."""
     return int(step.mask[len(SELECTED) + 1 : -1]) if step.mask.startswith(SELECTED) else 0
-
-
-def check(step: Found) -> None:
-    """Raise ValueError for values that no step can have."""
-    for unit in (BLOCK, step.page):
-        if unit and step.n % unit:
-            raise ValueError(f"lengths={step.n}: give multiples of {unit}, a block or a page")
-    if not 0 < step.n_q <= step.n:
-        raise ValueError(f"n_q={step.n_q}: give from 1 to {step.n}, the keys")
-    case_of(step).check()
-    if step.mask != DENSE and not selected(step):
-        masks.parse(step.mask)
-
-
-def case_of(step: Found) -> Case:
-    """Return attention of all keys as queries, of which the last are those of the step."""
-    shape = step.batch, step.heads, step.kv_heads, step.n, step.n, step.head_dim, step.dtype
-    return Case(step.mask, *shape, BLOCK, BLOCK)
 
 
 def read_bytes(step: Found, keys: float) -> float:
@@ -129,7 +127,13 @@ class Inputs:
     def _rows(self) -> np.ndarray:
         """Bool (n_q, n): the keys that the queries see by a static mask, or by none."""
         s = self.step
-        return case_of(s).allowed(0, 0, np.arange(s.n - s.n_q, s.n))
+        sizes = s.heads, s.kv_heads, s.n, s.n, s.head_dim, s.dtype, BLOCK, BLOCK
+        return Case(s.mask, 1, *sizes).allowed(0, 0, np.arange(s.n - s.n_q, s.n))
+
+    @cached_property
+    def gate(self) -> Gate:
+        """The gate for the first cache."""
+        return Gate(case_of(self.step, self.allowed), self.q, *self.dense(0))
 
     def dense(self, which: int) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H_kv, N, D) of one of the caches."""
@@ -159,12 +163,12 @@ class Inputs:
         sizes["max_blocks"] = step.batch * step.kv_heads * blocks
         return Selection.from_layout(layout, (-(-step.n_q // 16) * 16, BLOCK), **sizes)
 
-    def allowed(self, b: int, head: int) -> Tensor:
+    def allowed(self, b: int, head: int) -> np.ndarray:
         """Return bool (n_q, n): what the queries of a key head see in the first cache."""
         if not selected(self.step):
-            return torch.from_numpy(self._rows).to(self.device)
-        taken = self.choose(0).codes[b, head] == -1  # (1, blocks)
-        return taken.repeat_interleave(BLOCK, 1).expand(self.step.n_q, -1)
+            return self._rows
+        taken = (self.choose(0).codes[b, head] == -1).cpu().numpy()  # (1, blocks)
+        return np.broadcast_to(taken.repeat(BLOCK, 1), (self.step.n_q, self.step.n))
 
 
 class Ours(Provider):
@@ -249,25 +253,26 @@ PROVIDERS: dict[str, Any] = {
 
 
 def cases(run: Run) -> list[Found]:
-    """Return the steps of the options, short caches first.
-
-    Without `masks`: no mask, a window with sinks, and chosen blocks. Several queries then take no
-    mask, the most of them the window too, and only a single query takes chosen blocks.
-    """
+    """Return the steps of the options, short caches first."""
     o = run.options
     choices(o, providers=PROVIDERS, dtype=DTYPES)
-    streaming = STREAMING.format(o.chosen)
     found = grid(
-        n=sorted(o.lengths), mask=o.masks or [DENSE, streaming, SELECTED], n_q=o.n_q, page=o.pages,
-        batch=o.batch, heads=o.heads, kv_heads=o.kv_heads, head_dim=o.head_dim, dtype=o.dtype,
+        n=sorted(o.lengths), mask=o.masks, n_q=o.n_q, page=o.pages, batch=o.batch,
+        heads=o.heads, kv_heads=o.kv_heads, head_dim=o.head_dim, dtype=o.dtype,
     )  # fmt: skip
-    if not o.masks:
-        several = {DENSE: o.n_q, streaming: [1, max(o.n_q)], SELECTED: [1]}
-        found = [step for step in found if step.n_q in several[step.mask]]
     for step in found:
+        case_of(step).check()
+        for unit in (BLOCK, step.page):
+            if unit and step.n % unit:
+                raise ValueError(f"lengths={step.n}: give multiples of {unit}, a block or a page")
+        if step.n_q > step.n:
+            raise ValueError(f"n_q={step.n_q}: give at most {step.n}, the keys")
         if step.mask == SELECTED:
             step["mask"] = f"{SELECTED}({min(o.chosen, step.n) // BLOCK})"
-        check(step)
+        elif step.mask == STREAMING:
+            step["mask"] = f"sliding({o.chosen}) | global_tokens(64) & causal()"
+        elif step.mask != DENSE:
+            masks.parse(step.mask)
     return found
 
 
@@ -291,9 +296,7 @@ def opened(step: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
         if reason := provider.unsupported(step, device, "forward"):
             raise ValueError(reason)
         calls = provider.calls(inputs, row["step"] == CHOOSING)
-        error = gate_error(inputs, calls[0]())
-        if not error < (limit := LIMIT[DTYPES[step.dtype]]):
-            raise WrongResult(f"wrong result: error {error:.3g}, limit {limit:g}", error)
+        error = inputs.gate.passed(inputs.gate.forward_error(calls[0]()))
         times, read = time_of(calls, device, run.options.seconds), read_bytes(step, inputs.keys)
         gbs, copied = read / times.ms_median / 1e6, copy_gbs(str(device))
         numbers = {"density": inputs.keys / step.n, "caches": len(inputs.caches), "error": error}
@@ -301,18 +304,6 @@ def opened(step: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
         return times._asdict() | numbers
 
     return one
-
-
-def gate_error(inputs: Inputs, out: Tensor) -> float:
-    """Return the largest relative error of the first and last sequence and head."""
-    step, group = inputs.step, inputs.step.heads // inputs.step.kv_heads
-    errors, cache = [], inputs.dense(0)
-    for b, head in {(0, 0), (step.batch - 1, step.kv_heads - 1)}:
-        own = slice(head * group, (head + 1) * group)
-        k, v = (t[None, None, b, head].double() for t in cache)
-        expected, _ = oracle(inputs.q[None, b, own].double(), k, v, inputs.allowed(b, head))
-        errors.append(relative_error(out[None, b, own], expected))
-    return max(errors)
 
 
 def time_of(calls: Sequence[Call], device: torch.device, seconds: float) -> Times:
@@ -342,32 +333,23 @@ def copy_gbs(device: str) -> float:
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return tables by mask and cache: keys and queries down, providers across.
+    """Return tables by mask: keys and queries down, providers across; sizes are the last row's.
 
     A cell has the median time of the rounds in microseconds, and the share of a copy's bandwidth.
-    Shapes, dtypes and devices are tables of their own.
     """
-    rows = last_versions(frame[frame.status == OK], KEY)
-    chosen = rows["mask"].str.startswith(SELECTED)
+    rows = timed(frame, KEY, "batch heads kv_heads head_dim dtype device")
     across = [
         f"`{name}`{'' if step == 'decode' else ', choosing'}{f', pages of {page}' if page else ''}"
         for name, step, page in zip(rows.provider, rows.step, rows.page, strict=True)
     ]
-    kind = rows["mask"].where(~chosen, SELECTED)
-    rows = rows.assign(across=across, kind=kind, new=rows.n_q).sort_values(
-        ["n", "n_q"], kind="stable"
-    )
-    shape = ["batch", "heads", "kv_heads", "head_dim", "dtype", "device"]
+    rows = rows.assign(across=across, kind=rows["mask"].str.split("(").str[0])
+    rows = rows.sort_values(["n", "n_q"], kind="stable")
     found: dict[str, str] = {}
-    groups: Any = rows.groupby([*shape, "kind"], sort=False)
-    for (*sizes, mask), own in groups:
+    for kind, own in rows.groupby("kind", sort=False):
         # the newest number of chosen blocks
         own = own[own["mask"] == own.groupby(["n", "across"])["mask"].transform("last")]
         table = pivot(own, ["n", "n_q"], "across", _cell)
-        table = table.rename(columns={"n": "keys", "n_q": "new queries"})
-        several = len(rows[shape].drop_duplicates()) > 1
-        name = mask.split("(")[0] + (f": {', '.join(map(str, sizes))}" if several else "")
-        found[name] = markdown(table, left=())
+        found[str(kind)] = markdown(table.rename(columns={"n": "keys", "n_q": "new queries"}), ())
     return found
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from experiments.bench.step import MIB, Times
+from experiments.bench.step import MIB, Times, times_of
 from experiments.common import figures as f
 from experiments.common.program import CONF
 from experiments.common.rows import OK, Found, Row, found
@@ -155,11 +155,9 @@ def step_times(advance: Callable[[], object], device: torch.device, seconds: flo
 
     timed(1)
     once = max(timed(1), 1e-6)
-    steps = max(1, min(MAX_STEPS, round(seconds / ROUNDS / once)))
-    rounds = max(1, min(ROUNDS, int(3 * seconds / once / steps)))  # fewer of very slow steps
-    found = [1000 * timed(steps) for _ in range(rounds)]
-    median, p20, p80 = map(float, np.quantile(found, [0.5, 0.2, 0.8]))
-    return Times(median, p20, p80, len(found))
+    steps = int(np.clip(seconds / ROUNDS / once, 1, MAX_STEPS))
+    rounds = int(np.clip(3 * seconds / once / steps, 1, ROUNDS))  # fewer of very slow steps
+    return times_of([1000 * timed(steps) for _ in range(rounds)])
 
 
 # ---- random data in the sizes of the tasks
@@ -243,10 +241,7 @@ def newest(frame: Any) -> list[Found]:
     rows = [Found(r | {"mask": r.mask or "", "option": r.option or ""}) for r in found(frame)]
     work = lambda row: tuple(row.get(name) for name in WORK)  # noqa: E731
     rows = [*{(work(row), row.attention, row.option): row for row in rows}.values()]
-    base: dict[Any, Any] = {}
-    for row in rows:
-        if row.attention == lra.BASE:
-            base.setdefault(work(row), row.ms_median)
+    base = {work(row): row.ms_median for row in reversed(rows) if row.attention == lra.BASE}
     for row in rows:
         theirs = base.get(work(row))
         row["gain"] = theirs / row.ms_median if theirs and row.ms_median else None
@@ -260,30 +255,19 @@ def row_name(row: Found) -> str:
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return steps by task and by length, and what failed; a name ends in the device and precision
-    where there are several.
-
-    steps: ms (speed-up) peak MiB, and the geometric mean of the five tasks.
+    """Return steps by task, with the geometric mean of the five tasks, and by length, on the device
+    and in the precision of the last row: ms (speed-up) peak MiB.
     """
     rows, made = newest(frame), {}
-    places = list(dict.fromkeys((row.device, row.precision) for row in rows))
-    for place in places:
-        end = f": {', '.join(place)}" if len(places) > 1 else ""
-        here = [row for row in rows if (row.device, row.precision) == place]
-        if tasks := [row for row in here if row.task != SWEEP]:
-            first = {row.task: row for row in reversed(tasks)}
-            heads = {
-                t: f"{lra.LABELS.get(t, t)} {_size(first[t])}"
-                for t in sorted(first, key=partial(lra.order, lra.LABELS))
-            }
-            made["steps" + end] = markdown(_lines(tasks, "task", heads, mean=True))
-        if sweep := [row for row in here if row.task == SWEEP]:
-            heads = {n: f.token_text(n) for n in sorted({row.length for row in sweep})}
-            made[f"steps_by_length{end}"] = markdown(_lines(sweep, "length", heads))
-    if failed := [row for row in rows if row.status != OK]:
-        made["failed"] = "\n".join(
-            f"- {row_name(r)}, {r.task}, {f.token_text(r.length)}: {r.status}" for r in failed
-        )
+    rows = [r for r in rows if (r.device, r.precision) == (rows[-1].device, rows[-1].precision)]
+    if tasks := [row for row in rows if row.task != SWEEP]:
+        first = {row.task: row for row in reversed(tasks)}
+        shown = sorted(first, key=partial(lra.order, lra.LABELS))
+        heads = {task: f"{lra.LABELS.get(task, task)} {_size(first[task])}" for task in shown}
+        made["steps"] = markdown(_lines(tasks, "task", heads, mean=True))
+    if sweep := [row for row in rows if row.task == SWEEP]:
+        heads = {n: f.token_text(n) for n in sorted({row.length for row in sweep})}
+        made["steps_by_length"] = markdown(_lines(sweep, "length", heads))
     return made
 
 
@@ -298,8 +282,7 @@ def _lines(
         lines.append([name, *(_cell(own[at]) if at in own else MISSING for at in heads)])
         if mean:
             gains = [r.gain for r in own.values() if r.gain and r.task in lra.AVERAGED]
-            some = f" ({len(gains)} of {len(lra.AVERAGED)})"
-            some = "" if len(gains) == len(lra.AVERAGED) else some
+            some = f" ({len(gains)} of {len(lra.AVERAGED)})" * (len(gains) < len(lra.AVERAGED))
             text = f"{statistics.geometric_mean(gains):.2f}x{some}" if gains else MISSING
             lines[-1].append(text)
     return lines
@@ -317,14 +300,12 @@ def _cell(row: Found) -> str:
 
 
 def figures(frame: Any) -> dict[str, Figure]:
-    """Return time and memory by length, for each device."""
-    rows, made = newest(frame), {}
-    for place in dict.fromkeys((row.device, row.precision) for row in rows):
-        here = [row for row in rows if (row.device, row.precision) == place]
-        sweep = [row for row in here if row.task == SWEEP]
-        if len({row.length for row in sweep if row.status == OK}) > 1:
-            made[f.file_name("lra length", *place)] = draw_length(sweep)
-    return made
+    """Return time and memory by length, on the device and in the precision of the last row."""
+    rows = newest(frame)
+    place = rows[-1].device, rows[-1].precision
+    sweep = [r for r in rows if r.task == SWEEP and (r.device, r.precision) == place]
+    several = len({row.length for row in sweep if row.status == OK}) > 1
+    return {f.file_name("lra length", *place): draw_length(sweep)} if several else {}
 
 
 def draw_length(rows: list[Found]) -> Figure:

@@ -12,10 +12,11 @@ A study is a module of this folder. It defines
     tables(frame)           Markdown tables of rows by name
     figures(frame)          figures of rows by name, if there are any
 
-A row that raises says why: ValueError and NotImplementedError mean "unsupported", TimeoutError
-"left out", and `WrongResult` a result that is not timed.
+A row that raises says why: ValueError and NotImplementedError mean "unsupported", and `WrongResult`
+a result that is not timed.
 """
 
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -31,9 +32,9 @@ from experiments.bench.gate import WrongResult
 from experiments.bench.step import breaks_context, free
 from experiments.common.config import choose
 from experiments.common.devices import find_device
-from experiments.common.rows import OK, SOURCES, Found, Row, Rows, clocks, found
+from experiments.common.rows import OK, SOURCES, Found, Row, Rows, clocks, found, last_versions
 
-LEFT_OUT = "left out"  # the status of a call that would take too long
+UNSTABLE = 0.15  # range of the rounds / median, above which a cell is no result
 
 
 @dataclass(kw_only=True)
@@ -65,8 +66,8 @@ def defaults(study: ModuleType, kind: str) -> Any:
 class Unmasked(Rows):
     """Rows whose mask follows from the rest of what was measured, which says it only then."""
 
-    def _of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return super()._of({**row, "mask": None})
+    def key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return super().key_of({**row, "mask": None})
 
 
 class Run:
@@ -75,54 +76,86 @@ class Run:
     def __init__(self, study: ModuleType, options: Any, command: str):
         self.study, self.options, self.command = study, options, command
         self.device = find_device(options.device)
+        self.cases = list(study.cases(self))  # refuses options before a file is written
         sources, kind = getattr(study, "SOURCES", SOURCES), getattr(study, "ROWS", Rows)
         self.rows = kind(options.rows, study.KEY, sources, allow_changes=options.allow_changes)
         self.origin = self.rows.origin(self.device, command)
 
-    def go(self) -> None:
-        """Measure what the file of rows lacks, until `minutes` are over or the GPU is lost."""
-        end = time.monotonic() + 60 * self.options.minutes
-        groups = [(case, self.wanted(case)) for case in self.study.cases(self)]
-        count = sum(len(wanted) for _, wanted in groups)
-        if not count:
-            raise ValueError(f"name={self.options.name}: these options leave nothing to measure")
+    def go(self) -> list[Row]:
+        """Measure what the file of rows lacks, until `minutes` are over or the GPU is lost; what
+        differs between rounds by more than `UNSTABLE` once more. Return the rows that there are.
+
+        Each round takes all cases, every other one backwards: what a case gains or loses by its
+        place, by the clock or the temperature, shows as the range of the rounds.
+        """
+        minutes = self.options.minutes
+        end = None if minutes is None else time.monotonic() + 60 * minutes
+        rounds = self.options.rounds if "round" in self.study.KEY else 1
+        todo = [
+            (case, self.wanted(case, number))
+            for number in range(1, rounds + 1)
+            for case in self.cases[:: 1 if number % 2 else -1]
+        ]
+        if not any(rows for _, rows in todo):
+            raise ValueError("these options leave nothing to measure")
+        if self._measure(todo, end) and (again := self.unstable(todo)):
+            print(f"again: rounds differ by more than {100 * UNSTABLE:.0f} %")
+            self._measure(again, end, again=True)
+        return [known for _, rows in todo for row in rows if (known := self.rows.find(row))]
+
+    def _measure(self, todo: list[tuple[Any, list[Row]]], end: float | None, again=False) -> bool:
+        """Measure these rows of cases; return whether nothing is left."""
+        count = sum(len(rows) for _, rows in todo)
+        names = dict.fromkeys((*self.study.KEY, "mask"))
+        every = [row for _, rows in todo for row in rows]
+        differ = [n for n in names if len({str(row.get(n)) for row in every}) > 1]
         with tqdm(total=count, unit="row", disable=None) as bar:  # a terminal alone shows it
-            for case, wanted in groups:
-                lacking = [row for row in wanted if self.lacks(row)]
-                if lacking and self.late(end):
+            for case, rows in todo:
+                lacking = [row for row in rows if again or self.lacks(row)]
+                if lacking and end is not None and self.late(end):
                     print(f"{count} rows are left: repeat the command to go on")
-                    return
+                    return False
                 for row in self.measured(case, lacking):
                     known = self.rows.find(row)
-                    if known is None or known["status"] != row["status"]:
+                    if again or known is None or known["status"] != row["status"]:
                         self.rows.append(row)
-                    bar.write(self.line(row))
+                    bar.write(self.line(row, differ))
                     if breaks_context(row["status"]):
                         print("the device is lost to this process: repeat the command to go on")
-                        return
-                bar.update(len(wanted))
-                count -= len(wanted)
+                        return False
+                bar.update(len(rows))
+                count -= len(rows)
+        return True
+
+    def unstable(self, todo: list[tuple[Any, list[Row]]]) -> list[tuple[Any, list[Row]]]:
+        """Return the rows whose rounds differ by more than `UNSTABLE`."""
+        times: dict[Any, list[float]] = {}
+        cell = lambda row: self.rows.key_of(row | {"round": None})  # noqa: E731
+        for row in (row for _, rows in todo for row in rows):
+            known = self.rows.find(row) or {}
+            if known.get("ms_median"):
+                times.setdefault(cell(row), []).append(known["ms_median"])
+        shaky = {at for at, ms in times.items() if spread(ms) > UNSTABLE}
+        return [(case, [row for row in rows if cell(row) in shaky]) for case, rows in todo if shaky]
 
     def late(self, end: float) -> bool:
         """Return whether the time is over."""
         return time.monotonic() > end
 
-    def wanted(self, case: Any) -> list[Row]:
-        """Return the rows of a case before they are measured, in the order of their turns."""
+    def wanted(self, case: Any, number: int = 1) -> list[Row]:
+        """Return the rows of a case in a round before they are measured, in their order."""
         ways = self.study.ways(case, self) if hasattr(self.study, "ways") else [{}]
         facts = case if isinstance(case, dict) else case.row()
-        facts = {"mask": "", "density": None} | facts
-        numbers = range(1, self.options.rounds + 1)
-        return [
-            facts | way | ({"round": n} if "round" in self.study.KEY else {}) | self.origin
-            for n in numbers
-            for way in in_turn(ways, n - 1, self.study.KEY[0])
-        ]
+        facts = {"mask": "", "density": None, "round": number} | facts
+        if "round" not in self.study.KEY:
+            del facts["round"]
+        ways = in_turn(ways, number - 1, self.study.KEY[0])
+        return [facts | way | self.origin for way in ways]
 
     def lacks(self, row: Row) -> bool:
         """Return whether a row has neither a time nor a reason that stays."""
-        known = self.rows.find(row)
-        return known is None or known["status"].startswith(("failed", LEFT_OUT))
+        status = (self.rows.find(row) or {"status": "failed"})["status"]
+        return status.startswith("failed") or "install" in status
 
     def measured(self, case: Any, rows: Sequence[Row]) -> Iterator[Row]:
         """Yield each row with its numbers, or with the status that says why there are none."""
@@ -133,7 +166,7 @@ class Run:
                 one = one or self.study.opened(case, self)
                 found = {"status": OK, **one(row)}
             except Exception as error:  # one failure is a result, not the end of the run
-                found = {"status": why(error)}
+                found = {"status": step.why(error)}
                 found |= {"error": error.error} if isinstance(error, WrongResult) else {}
                 if one is None:  # what cannot be opened has no row with a time
                     one = lambda row, found=found: found  # noqa: E731
@@ -142,13 +175,18 @@ class Run:
         del one
         free(self.device)
 
-    def line(self, row: Row) -> str:
-        """Return a row as one line of text."""
-        names = dict.fromkeys((*self.study.KEY, "mask"))
+    def line(self, row: Row, names: Sequence[str]) -> str:
+        """Return a row as one line of text: the fields that differ, and numbers."""
         what = "  ".join(str(row[name]) for name in names if row.get(name) not in (None, ""))
-        numbers = {n: row.get(n) for n in ("ms_median", "error", "peak_mib", "rmse")}
+        numbers = {n: row.get(n) for n in ("ms_median", "error", "peak_mib", "rmse", "tflops")}
         text = "  ".join(f"{name} {x:.4g}" for name, x in numbers.items() if x is not None)
+        text += f"  warning: {row['warning']}" if row.get("warning") else ""
         return f"{what}  {text if row['status'] == OK else row['status']}"
+
+
+def spread(times: Sequence[float]) -> float:
+    """Return the range of times as a share of their median."""
+    return (max(times) - min(times)) / statistics.median(times) if times else 0.0
 
 
 def grid(**fields: Any) -> list[Found]:
@@ -173,17 +211,6 @@ def in_turn(ways: Sequence[Row], number: int, name: str) -> list[Row]:
     return sorted(ways, key=lambda way: order.index(way.get(name)))
 
 
-def why(error: Exception) -> str:
-    """Return a failure as the status of a row."""
-    return f"{LEFT_OUT}: {error}" if isinstance(error, TimeoutError) else step.why(error)
-
-
-def needs(need: float, available: float) -> None:
-    """Raise MemoryError if that many bytes are more than are available."""
-    if need > available:
-        raise MemoryError(f"needs about {need / 2**30:.3g} GiB of {available / 2**30:.3g} free")
-
-
 def latest(frame: Any, shared: str, cell: Sequence[str]) -> list[Found]:
     """Return the last row of each `cell`, of those that are as the last row in the fields `shared`.
 
@@ -192,6 +219,14 @@ def latest(frame: Any, shared: str, cell: Sequence[str]) -> list[Found]:
     rows = found(frame)
     same = [row for row in rows if all(row.get(n) == rows[-1].get(n) for n in shared.split())]
     return list({tuple(row.get(name) for name in cell): row for row in same}.values())
+
+
+def timed(frame: Any, key: Sequence[str], shared: str = "device") -> Any:
+    """Return the rows with a result, of the newest versions of what they measure in all rounds,
+    that are as the last row in the fields `shared`.
+    """
+    rows = last_versions(frame[frame.status == OK], key)
+    return rows[(rows[shared.split()] == rows[shared.split()].iloc[-1]).all(axis=1)]
 
 
 def about(frame: Any) -> str:

@@ -1,13 +1,15 @@
 """A small case, made-up rows, and providers that are exact or wrong in one way."""
 
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 import torch
 
+from experiments.bench import run as speed
 from experiments.bench.cases import Case
 from experiments.bench.provider import Provider
-from experiments.bench.run import Bench, Measurement
 from experiments.common.rows import OK
+from experiments.studies.runner import Run
 from sparseflash.testing import oracle
 
 CASE = Case("local(40) | global_tokens(10)", 2, 4, 2, 200, 200, 16, "float32", 32, 32)
@@ -22,10 +24,16 @@ ROW = {
 }  # fmt: skip
 
 
-def measured(case, provider, direction, device=CPU):
+def measured(case, provider, direction):
     """Return the row of one short measurement."""
-    what = Measurement(case, provider, direction)
-    return what.row() | Bench(device, seconds=0.01).run(what)
+    with TemporaryDirectory() as folder:
+        options = speed.Options(device="cpu", seconds=0.01, rows=f"{folder}/speed.jsonl")
+        run = Run(speed, options, "")
+        wanted = run.wanted(speed.Asked(case, (provider,)))
+        (row,) = run.measured(
+            speed.Asked(case, (provider,)), [r for r in wanted if r["direction"] == direction]
+        )
+        return row
 
 
 def exact(case):

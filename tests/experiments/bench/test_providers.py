@@ -7,7 +7,7 @@ import torch
 
 from experiments.bench import provider, providers
 from experiments.bench.cases import LAYOUTS
-from experiments.bench.run import Bench
+from experiments.bench.step import draw
 from sparseflash.testing import make_qkv
 from tests.experiments.bench.bench_cases import CASE, CPU, exact
 
@@ -35,7 +35,7 @@ def test_ours_get_the_blocks_and_the_layout_of_the_case(name, deterministic, lay
         return q
 
     monkeypatch.setattr(providers.sparseflash, "attention", attention)
-    q, k, v = Bench(CPU, 0.01).inputs(case)
+    q, k, v = draw(case, CPU)
     providers.find(name).prepare(case, CPU)(q, k, v)
     strides, mask, options = seen[0]
     assert strides == q.stride() and mask is case.blocks and mask.block_size == (32, 64)

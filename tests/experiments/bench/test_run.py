@@ -6,21 +6,13 @@ import pytest
 import torch
 
 from experiments.bench import providers
+from experiments.bench import run as speed
 from experiments.bench.cases import CAUSAL, DENSE
 from experiments.bench.provider import DIRECTIONS
-from experiments.bench.run import (
-    KEY,
-    TOO_FAST,
-    Bench,
-    Options,
-    chosen,
-    in_rounds,
-    measurements,
-    run,
-    unstable,
-)
-from experiments.bench.step import expected_mib
-from experiments.common.rows import OK, Rows, read
+from experiments.bench.run import KEY, TOO_FAST, Options, cases, ways
+from experiments.bench.step import draw
+from experiments.common.rows import OK, read
+from experiments.studies.runner import Run
 from tests.experiments.bench.bench_cases import (
     CASE,
     CPU,
@@ -47,7 +39,6 @@ def test_a_right_provider_is_timed(measure, direction):
     assert row["status"] == OK and row["error"] < 1e-6 and "warning" not in row
     assert 0 < row["ms_p20"] <= row["ms_median"] <= row["ms_p80"]
     assert row["tflops"] == pytest.approx(CASE.flops(direction) / row["ms_median"] / 1e9)
-    assert row["extra_expected_mib"] == expected_mib(CASE, direction)
 
 
 def nothing(case):
@@ -61,7 +52,7 @@ def test_a_wrong_provider_has_no_time_and_one_that_raises_a_reason(measure):
     ):  # fmt: skip
         row = measure(make, direction)
         assert row["status"].startswith("wrong result: error ") and row["error"] > 1e-4
-        assert "ms_median" not in row and "tflops" not in row
+        assert row.get("ms_median") is None and row.get("tflops") is None
     for error, status in (
         (ValueError("blocks of\n32"), "unsupported: blocks of 32"),
         (RuntimeError("boom"), "failed: boom"),
@@ -108,7 +99,7 @@ def test_what_is_timed_has_the_layout_and_the_values_of_the_row(
         return run
 
     measure(make, direction, case)
-    q, k, v = Bench(CPU, 0.01).inputs(case)
+    q, k, v = draw(case, CPU)
     assert len(seen) > 1 and not torch.equal(k, v) and q.shape == (2, 4, 200, 16)
     assert layout == "head_major" or q.stride() == (4 * 200 * 16, 16, 4 * 16, 1)
     # not of sampled rows alone
@@ -117,7 +108,7 @@ def test_what_is_timed_has_the_layout_and_the_values_of_the_row(
 
 
 def test_a_time_below_the_ideal_is_flagged(measure, monkeypatch):
-    monkeypatch.setattr(Bench, "_ideal_ms", lambda *_: 1e6)
+    monkeypatch.setattr(speed, "ideal_ms", lambda *_: 1e6)
     row = measure(exact, "forward")
     assert row["status"] == OK and row["warning"] == TOO_FAST
 
@@ -125,56 +116,69 @@ def test_a_time_below_the_ideal_is_flagged(measure, monkeypatch):
 # ---- what is measured
 
 
-def test_what_is_of_interest_is_measured():
-    dense = replace(CASE, mask="dense", block_q=0, block_k=0)
-    tasks = measurements([dense, CASE], ["cpu", "sdpa"], ["forward"])
-    found = [(t.case.mask, t.provider) for t in tasks]
-    assert found == [("dense", "cpu"), ("dense", "sdpa"), (CASE.mask, "cpu")]
-    causal = replace(CASE, mask=CAUSAL)
-    tasks = measurements([causal, replace(causal, n_k=100)], ["sdpa"], ["forward"])
-    assert [t.case.n_k for t in tasks] == [200]
-    assert measured(causal, "sdpa", "forward")["status"] == OK
+@pytest.fixture
+def asked(tmp_path):
+    """Return a function that makes a run of short measurements from its options."""
+
+    def make(**options):
+        own = {"device": "cpu", "seconds": 0.01, "rows": f"{tmp_path}/s.jsonl", "rounds": 1}
+        return Run(speed, Options(**own | {"seq_len": 64, "head_dim": 16} | options), "")
+
+    return make
 
 
-def test_what_does_not_exist_is_refused():
-    for message, call in (
-        ("providers='fast'", lambda: measurements([CASE], ["fast"], ["forward"])),
-        (r"24.*multiples of 16", lambda: measurements([replace(CASE, block_q=24)], ["cpu"], [])),
-        ("its own masks and shapes", lambda: chosen(Options(grid="page", heads=3), CPU)),
+def test_what_is_of_interest_is_measured(asked):
+    run = asked(mask=[DENSE, "local:16", CAUSAL], providers=["cpu", "sdpa"])
+    found = [(a.case.mask, a.providers) for a in cases(run)]
+    both = ("cpu", "sdpa")
+    assert found == [(DENSE, both), ("local(16)", ("cpu",)), (CAUSAL, both)]
+    assert [w["direction"] for w in ways(cases(run)[1], run)] == [*DIRECTIONS]
+    assert measured(cases(run)[2].case, "sdpa", "forward")["status"] == OK
+
+
+def test_what_does_not_exist_is_refused(asked):
+    for message, options in (
+        ("providers='fast'", {"providers": ["fast"]}),
+        (r"24.*multiples of 16", {"block_size": [24], "mask": ["causal"]}),
+        ("its own masks and shapes", {"grid": "page", "heads": 3}),
     ):
         with pytest.raises(ValueError, match=message):
-            call()
+            asked(**options).go()
 
 
-def test_a_rerun_measures_only_what_is_missing(tmp_path, capsys):
-    tasks = measurements([CASE], ["cpu"], DIRECTIONS)
-    tasks += measurements([CASE], ["flex"], ["backward"])  # which it refuses on a CPU
-    bench = Bench(CPU, seconds=0.01)
-    first = run(tasks[:1], bench, Rows(tmp_path / "s.jsonl", KEY), "")
-    for _ in range(2):
-        again = run(tasks, bench, Rows(tmp_path / "s.jsonl", KEY), "")
-    assert again[0]["date"] == first[0]["date"] and len(read(tmp_path / "s.jsonl")) == 3
-    assert "(measured " in capsys.readouterr().out
+def test_a_rerun_measures_only_what_is_missing(asked, tmp_path):
+    first = asked(mask=["local:16"], providers=["cpu"], directions=["forward"]).go()
+    more = {"mask": ["local:16"], "providers": ["cpu", "flex"], "directions": ["backward"]}
+    for _ in range(2):  # flex has no backward on a CPU
+        asked(**more).go()
+    again = asked(mask=["local:16"], providers=["cpu"]).go()
+    assert again[0] == first[0] and len(read(tmp_path / "s.jsonl")) == 3
 
 
-def test_rounds_measure_all_again_and_begin_with_another_provider(tmp_path):
-    cases = [replace(CASE, mask="dense"), CASE]
-    tasks = in_rounds(measurements(cases, ["cpu", "reference"], DIRECTIONS), 3)
-    assert [t.provider for t in tasks if t.direction == "forward" and t.case == CASE] == [
-        *("cpu", "reference"), *("reference", "cpu"), *("cpu", "reference"),
+def test_rounds_begin_with_another_provider_and_every_other_one_goes_backwards(asked):
+    run = asked(mask=[DENSE, "local:16"], providers=["cpu", "reference"], rounds=3)
+    rows = run.go()
+    order = [(r["round"], r["mask"], r["provider"]) for r in rows if r["direction"] == "forward"]
+    c, r, m = "cpu", "reference", "local(16)"
+    assert order == [
+        (1, DENSE, c), (1, DENSE, r), (1, m, c), (1, m, r),
+        (2, m, r), (2, m, c), (2, DENSE, r), (2, DENSE, c),
+        (3, DENSE, c), (3, DENSE, r), (3, m, c), (3, m, r),
     ]  # fmt: skip
-    assert tasks[8].case == CASE and tasks[15].case == cases[0]  # dense comes last
-    assert [t.round for t in tasks] == [1] * 8 + [2] * 8 + [3] * 8
-    assert [t.direction for t in tasks[:4]] == ["forward", "backward"] * 2
 
 
-def test_cells_whose_rounds_differ_are_measured_again(tmp_path):
-    tasks = in_rounds(measurements([CASE], ["cpu", "reference"], ["forward"]), 2)
+def test_cells_whose_rounds_differ_are_measured_again(asked, monkeypatch):
     times = {("cpu", 1): 1.0, ("cpu", 2): 1.1, ("reference", 1): 1.0, ("reference", 2): 1.3}
-    rows = [{"status": OK, "ms_median": times[t.provider, t.round]} for t in tasks]
-    again = unstable(tasks, rows)
-    assert [(t.provider, t.round) for t in again] == [("reference", 1), ("reference", 2)]
-    kept = Rows(tmp_path / "s.jsonl", KEY)
-    run(again, Bench(CPU, 0.01), kept, "")
-    run(again, Bench(CPU, 0.01), kept, "", again=True)
-    assert len(kept.rows) == 4
+    calls = []
+
+    def opened(what, run):
+        def one(row):
+            calls.append((row["provider"], row["round"]))
+            return {"ms_median": times[calls[-1]]}
+
+        return one
+
+    monkeypatch.setattr(speed, "opened", opened)
+    options = {"mask": [DENSE], "providers": ["cpu", "reference"], "directions": ["forward"]}
+    asked(**options, rounds=2).go()
+    assert calls[4:] == [("reference", 1), ("reference", 2)] and {*KEY} > {"round"}

@@ -41,16 +41,14 @@ def test_a_table_has_medians_of_one_version_and_one_number_of_chosen_blocks():
     assert "| 192 | 3 | 800.0 (80 %) |" in tables(frame([older, *rounds]))[DENSE]
     few, many = (row | {"mask": f"{SELECTED}({n})", "ms_median": n} for n in (1.0, 3.0))
     assert "3000.0 (50 %)" in tables(frame([few, many]))[SELECTED]
-    half = tables(frame([row, row | {"dtype": "float16", "ms_median": 9.0}]))
-    assert len(half) == 2 and "9000.0" in half["dense: 2, 4, 2, 32, float16, a"]
 
 
 def test_a_wrong_head_is_seen_and_not_timed(study, one, monkeypatch):
     inputs = Inputs(STEP, CPU)
     out = PROVIDERS["cpu"].calls(inputs, False)[0]()
-    assert decode.gate_error(inputs, out) < 1e-5
+    assert inputs.gate.forward_error(out) < 1e-5
     out[-1, -1] += 1
-    assert decode.gate_error(inputs, out) > 0.1
+    assert inputs.gate.forward_error(out) > 0.1
     right = PROVIDERS["cpu"].calls
 
     class Wrong(decode.Ours):
@@ -58,10 +56,9 @@ def test_a_wrong_head_is_seen_and_not_timed(study, one, monkeypatch):
             return [lambda call=call: 1.01 * call() for call in right(*given)]
 
     monkeypatch.setitem(PROVIDERS, "wrong", Wrong("wrong"))
-    run = study("decode", *SMALL, "providers=[wrong,triton]", "n_q=[1]")
-    found, ours = one(run, run.study.cases(run)[0])
+    run = study("decode", *SMALL, "providers=[wrong]", "n_q=[1]")
+    (found,) = one(run, run.study.cases(run)[0])
     assert found.status.startswith("wrong result: error 0.01") and found.ms_median is None
-    assert ours.status.startswith("unsupported: backend 'triton' cannot decode")
 
 
 def test_choosing_is_part_of_the_time_where_a_row_says_so(study, one, monkeypatch):

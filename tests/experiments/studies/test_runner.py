@@ -66,7 +66,7 @@ def test_each_round_begins_with_another_provider(toy):
     rows = toy.go("rounds=3", "sizes=[5]")
     first, second, third = ([r["provider"] for r in rows[i : i + 2]] for i in (0, 2, 4))
     assert first == third == ["ours", "peer"] and second == ["peer", "ours"]
-    assert [row["round"] for row in rows] == [1, 1, 2, 2, 3, 3] and toy.opens == [5]
+    assert [row["round"] for row in rows] == [1, 1, 2, 2, 3, 3] and toy.opens == [5, 5, 5]
     ways = [{"p": name, "way": way} for name in "abc" for way in (1, 2)]
     assert [w["p"] for w in in_turn(ways, 1, "p")] == list("bbccaa")
 
@@ -97,7 +97,7 @@ def test_a_lost_gpu_ends_the_run(toy):
 
 
 def test_nothing_to_measure_is_an_error(toy):
-    with pytest.raises(ValueError, match="name=toy: these options leave nothing to measure"):
+    with pytest.raises(ValueError, match="these options leave nothing to measure"):
         toy.go("sizes=[]")
 
 
