@@ -2,7 +2,7 @@
 
     python -m experiments.plot rows=runs/speed/speed.jsonl out=runs/speed/plots
 
-Three kinds of figure: speed-up against sparsity, time against length, and the masks themselves.
+Two kinds of figure: speed-up against sparsity, and time against length.
 """
 
 from dataclasses import dataclass

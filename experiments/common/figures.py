@@ -136,6 +136,7 @@ def length_figure(values: Mapping[str, Mapping[str, Sequence[Curve]]], title: st
             for label, look, y, spread in panels.get(group, ()):
                 ends = [[a + sign * spread.get(n, 0) for n, a in y.items()] for sign in (-1, 1)]
                 low, high = ends if spread else (None, None)
+                label = textwrap.fill(label, 40)
                 curve(axes, [*y], [*y.values()], look, label, low=low, high=high)
             length_axis(axes, lengths[:: 1 + len(lengths) * len(groups) // 12])
             axes.set_xlabel("length (tokens)" if line is grid[-1] else "")

@@ -8,13 +8,15 @@ of 16. `figures/masks.png` shows patterns at the length of a benchmark side by s
 
 import sys
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 import numpy as np
+from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 from PIL import Image
 
 import masks
-from experiments.bench.plot import draw_masks
 from experiments.common import figures
 from experiments.common.files import write_text, write_whole
 from masks.draw import COLOURS, tokens
@@ -82,9 +84,22 @@ def write(out: Path) -> list[Path]:
 
 
 def overview(path: Path) -> Path:
-    """Draws eight patterns side by side; returns the path."""
+    """Draw eight patterns side by side, with their density; return the path."""
     with figures.style():
-        figure = draw_masks([masks.parse(text).build(16384) for text in OVERVIEW])
+        size, dpi = (figures.PAGE, 4.7), figures.RC["savefig.dpi"]  # a pixel is one of the axes
+        figure, grid = plt.subplots(2, 4, figsize=size, dpi=dpi)
+        handles: list[Any] = []
+        for axes, text in zip(grid.flat, OVERVIEW, strict=True):
+            blocks = masks.parse(text).build(16384)
+            blocks.draw(ax=axes)
+            axes.set(xlabel="", ylabel="", xticks=[], yticks=[])
+            title = f"{fill(blocks.text, 30)}\n{blocks.n_q} tokens, density {blocks.density:.3f}"
+            axes.set_title(title, fontsize=7)
+            axes.spines[:].set(visible=True, color="0.7", lw=0.6)
+            if legend := axes.get_legend():
+                handles = max(handles, legend.legend_handles, key=len)
+                legend.remove()
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
         return figures.save(figure, path.with_suffix(""), ["png"])[0]
 
 

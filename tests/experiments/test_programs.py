@@ -92,7 +92,7 @@ def test_programs_from_end_to_end(tmp_path, run_program):
     assert printed.endswith(f"plots: python -m experiments.plot {rows} out={tmp_path}/plots\n")
     assert run_program("plot", rows, f"out={tmp_path}/plots")[0] == 0
     names = sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert [name.split("-")[0] for name in names] == ["masks.png", "masks.svg"] + ["speedup"] * 2
+    assert [name.split("-")[0] for name in names] == ["speedup"] * 2
 
 
 def test_plot_says_what_it_lacks_and_leaves_out(tmp_path, run_program):
