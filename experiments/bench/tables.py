@@ -2,24 +2,20 @@
 
 `tables(frame)` makes, by name:
 
-    density     TFLOP/s of random masks by density, each head dim with its providers
-    masks       TFLOP/s of all other cases
     rates       TFLOP/s of every provider, and the times of peers over ours; a line a case
-    ratios      the times of peers over ours, by density
     speedups    one sentence on what sparsity brings
 
-A cell whose rounds differ by more than 15 % is left out, a ratio between rows of two GPUs or two
-processes is marked, and a table in which two rows would share a cell is not made.
+A cell whose rounds differ by more than 15 % is left out, and a ratio between rows of two GPUs or
+two processes is marked.
 """
 
 import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
-from experiments.bench.cases import CAUSAL, DENSE, LAYOUTS
+from experiments.bench.cases import DENSE, LAYOUTS
 from experiments.bench.providers import PROVIDERS
 from experiments.common.rows import OK, Found, found
 from experiments.common.tables import aligned, markdown
@@ -27,9 +23,6 @@ from experiments.studies.runner import UNSTABLE, spread
 
 SLACK = 1.05  # what a time may gain on the ideal one by noise
 SHAPE = "device direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout".split()
-BLOCK = ("block_q", "block_k")
-MAIN = ("hopper", "cpu", "fa4", "cudnn_blocks", "cudnn_flex", "sdpa_cudnn", "sdpa")
-RATIOS = ("fa4", "cudnn_blocks", "cudnn_flex", "sdpa_cudnn")
 RATES = "TFLOP/s of the computed blocks, forward / backward."
 MARK = "*"  # of a ratio between two GPUs or two processes
 T = TypeVar("T", bound=Hashable)
@@ -184,73 +177,42 @@ def _cell(row: SpeedRow, dense: SpeedRow | None) -> str:
 def tables(rows: Any) -> dict[str, str]:
     """Return every table that the rows allow by name, as Markdown."""
     timed = [row for row in newest(rows) if row.stable]
-    regular = [r for r in timed if _regular(r, timed[0])]
-    others = [r for r in timed if not _regular(r, timed[0])]
-    density = {"head dim": _head_dim} if len({r.head_dim for r in regular}) > 1 else {}
-    makers: dict[str, Callable[[], str]] = {
-        "density": lambda: _rates(regular, density | {"density": _density_text}),
-        "masks": lambda: _rates(others, MASKS),
-        "rates": lambda: _rates(timed, CASE, peers=True),
-        "ratios": lambda: _ratios(timed),
-        "speedups": lambda: _speedups(timed),
-    }
-    made = {}
-    for name, make in makers.items():
-        with suppress(ValueError):  # two rows would share a cell
-            made[name] = make()
+    made = {"rates": _rates(timed), "speedups": _speedups(timed)}
     return {name: text for name, text in made.items() if text}
 
 
-def _rates(
-    rows: Sequence[SpeedRow], case: Mapping[str, Callable[[SpeedRow], str]], peers: bool = False
-) -> str:
-    """Return TFLOP/s of every provider, a line a case, below what their rows share.
-
-    peers: add the times of peers over ours, and leave out the columns in which all lines agree.
+def _rates(rows: Sequence[SpeedRow]) -> str:
+    """Return TFLOP/s of every provider and the times of peers over ours, a line a case, below what
+    the rows share. Columns in which all lines agree are left out.
     """
-    names = in_order(rows)
-    others = [p for p in names if not _own(rows, p)] if peers else []
-    if not rows or (peers and len(others) == len(names)):
+    names = [p for p in PROVIDERS if any(r.provider == p for r in rows)]
+    names += dict.fromkeys(r.provider for r in rows if r.provider not in PROVIDERS)
+    own = [p for p in names if any(r.own for r in rows if r.provider == p)]
+    others = [p for p in names if p not in own]
+    if not own:
         return ""
-    shown = [*case]
-    if peers:
-        texts = {name: {describe(r) for r in rows} for name, describe in case.items()}
-        shown = [name for name in case if len(texts[name]) > 1] or ["mask"]
+    shown = [n for n, text in CASE.items() if n == "mask" or len({text(r) for r in rows}) > 1]
     lines = [[*shown, *map(label_of, names), *(f"{label_of(p)}, time / ours" for p in others)]]
-    for same in grouped(rows, lambda r: tuple(describe(r) for describe in case.values())):
-        about_case = [case[name](same[0]) for name in shown]
-        rates = (_rate(_of(p, same)) for p in names)
-        lines.append([*about_case, *rates, *_over_ours(same, others)])
+    for same in grouped(rows, lambda r: tuple(text(r) for text in CASE.values())):
+        cells = {p: {r.direction: r for r in same if r.provider == p} for p in names}
+        ours = next((cells[p] for p in own if cells[p]), {})
+        rates = ({d: r.tflops for d, r in cells[p].items() if r.tflops} for p in names)
+        texts = [both({d: f"{x:.0f}" if x >= 10 else f"{x:.2g}" for d, x in c.items()})
+                 for c in rates]  # fmt: skip
+        ratios = ({d: _ratio(r, ours[d]) for d, r in cells[p].items() if d in ours} for p in others)
+        lines.append([*(CASE[name](same[0]) for name in shown), *texts, *map(both, ratios)])
     if any(row.round > 1 for row in rows):
-        ranges = [f"{100 * max(r.range or 0 for r in _of(p, rows)):.1f} %" for p in names]
-        first = ["range of rounds, at most", *[""] * (len(shown) - 1)]
-        lines.append([*first, *ranges, *[""] * len(others)])
+        ranges = [max(r.range or 0 for r in rows if r.provider == p) for p in names]
+        first = ["range of rounds, at most"] * len(shown)  # of which a page shows some
+        lines.append([*first, *(f"{100 * x:.1f} %" for x in ranges), *[""] * len(others)])
     return f"{about(rows)}\n\n{markdown(lines, range(len(shown)))}"
-
-
-def _ratios(rows: Sequence[SpeedRow]) -> str:
-    """Return times of peers over ours at the length and layout of the first row: no mask,
-    causal, and random blocks by density.
-    """
-    first = rows[0]
-    rows = [
-        r for r in rows
-        if (r.n_q, r.layout) == (first.n_q, first.layout)
-        and (r.mask in (DENSE, CAUSAL) or r.random)
-    ]  # fmt: skip
-    names = [p for p in RATIOS if _of(p, rows)]
-    lines = [["head dim", "mask", *map(label_of, names)]]
-    order = lambda r: (-r.head_dim, r.mask != DENSE, r.mask != CAUSAL, -r.density)  # noqa: E731
-    for same in grouped(sorted(rows, key=order), lambda r: (r.head_dim, r.mask)):
-        lines.append([_head_dim(same[0]), mask_text(same[0]), *_over_ours(same, names)])
-    return markdown(lines, left=(0, 1)) if names and any(r.own for r in rows) else ""
 
 
 def _speedups(rows: Sequence[SpeedRow], density: float = 0.125, head_dim: int = 128) -> str:
     """One sentence: how much faster random blocks of this density are than the fastest dense."""
     rows = [r for r in rows if r.head_dim == head_dim and r.layout == LAYOUTS[0]]
     ours = {r.direction: r for r in rows if r.own and r.random and r.density == density
-            and r.provider in MAIN}  # fmt: skip
+            and r.provider in ("hopper", "cpu")}  # fmt: skip
     best = best_dense(rows)
     dense = {d: best[shape_of(r)] for d, r in ours.items() if shape_of(r) in best}
     if len(dense) != 2:
@@ -273,49 +235,21 @@ def about(rows: Sequence[SpeedRow]) -> str:
         values = sorted({part for r in rows if r[name] for part in str(r[name]).split("&")})
         return f"{len(values)} {noun}{'s' * (len(values) != 1)}" if noun else ", ".join(values)
 
-    tokens = sorted({r.n_q for r in rows})
-    dates, rounds = sorted({r.date[:10] for r in rows}), sorted({r.round for r in rows})
+    def between(values: Iterable[Any]) -> str:
+        values = sorted({*values})
+        return " to ".join(map(str, dict.fromkeys((values[0], values[-1]))))
+
+    rounds = {r.round for r in rows}
     peers = {f", {PROVIDERS[r.provider].package} {r.version}" for r in rows if r.version}
-    between = lambda values: " to ".join(map(str, dict.fromkeys((values[0], values[-1]))))  # noqa: E731
     gpus = f", {several('gpu', 'GPU')}" if any(r.gpu for r in rows) else ""
-    times = f"medians of {between(rounds)} rounds" if rounds != [1] else "one round"
-    mark = (
-        f" {MARK}: of two GPUs or processes." if len({(r.gpu, r.process) for r in rows}) > 1 else ""
-    )
+    times = f"medians of {between(rounds)} rounds" if rounds != {1} else "one round"
+    two = len({(r.gpu, r.process) for r in rows}) > 1
     return (
-        f"{several('device')}, {several('dtype')}, {between(tokens)} tokens. {RATES}{mark}\n"
+        f"{several('device')}, {several('dtype')}, {between(r.n_q for r in rows)} tokens. {RATES}"
+        f"{f' {MARK}: of two GPUs or processes.' if two else ''}\n"
         f"torch {several('torch')}, Triton {several('triton')}{''.join(sorted(peers))},"
-        f" {between(dates)}{gpus}, {several('commit', 'commit')}, {times}."
-    )  # fmt: skip
-
-
-def in_order(rows: Iterable[SpeedRow]) -> list[str]:
-    """Return the providers of rows in the order of `PROVIDERS`, unknown ones last."""
-    names = dict.fromkeys(r.provider for r in rows)
-    return [p for p in PROVIDERS if p in names] + [p for p in names if p not in PROVIDERS]
-
-
-def _own(rows: Sequence[SpeedRow], provider: str) -> bool:
-    return any(r.own for r in rows if r.provider == provider)
-
-
-def _of(provider: str, rows: Sequence[SpeedRow]) -> list[SpeedRow]:
-    return [row for row in rows if row.provider == provider]
-
-
-def _ours(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
-    """Return the rows of our first provider in order: before its other forms."""
-    own = [r for r in rows if r.own]
-    return _of(in_order(own)[0], own) if own else []
-
-
-def _over_ours(same: Sequence[SpeedRow], peers: Sequence[str]) -> list[str]:
-    """Return the time of every peer over ours at one case, forward / backward."""
-    ours = by_direction(_ours(same))
-    return [
-        both({d: _ratio(r, ours[d]) for d, r in by_direction(_of(peer, same)).items() if d in ours})
-        for peer in peers
-    ]
+        f" {between(r.date[:10] for r in rows)}{gpus}, {several('commit', 'commit')}, {times}."
+    )
 
 
 def _ratio(row: SpeedRow, ours: SpeedRow) -> str:
@@ -328,27 +262,6 @@ def _mark(a: SpeedRow, b: SpeedRow) -> str:
     return MARK if any(differ) else ""
 
 
-def _rate(rows: Sequence[SpeedRow]) -> str:
-    texts = {d: row.tflops for d, row in by_direction(rows).items() if row.tflops}
-    return both({d: f"{x:.0f}" if x >= 10 else f"{x:.2g}" for d, x in texts.items()})
-
-
-def by_direction(rows: Sequence[SpeedRow]) -> dict[str, SpeedRow]:
-    """Return the rows of a provider in one line of a table. Raises ValueError for two of a
-    direction, with what they differ in.
-    """
-    cells: dict[str, SpeedRow] = {}
-    for row in rows:
-        other = cells.setdefault(row.direction, row)
-        pairs = {n: (other[n], row[n]) for n in (*SHAPE, "mask", *BLOCK)}
-        if differ := [f"{n} ({a}, {b})" for n, (a, b) in pairs.items() if a != b]:
-            raise ValueError(
-                f"rows of {row.provider}, {row.mask}, {row.direction}, differ in "
-                f"{', '.join(differ)} and would share a cell: keep those of one in the file"
-            )
-    return cells
-
-
 def both(texts: Mapping[str, str]) -> str:
     """Return forward / backward; one of them alone is named."""
     if len(texts) == 2:
@@ -356,24 +269,10 @@ def both(texts: Mapping[str, str]) -> str:
     return next((f"{text} ({direction})" for direction, text in texts.items()), "")
 
 
-def _regular(row: SpeedRow, first: SpeedRow) -> bool:
-    """Return whether a row belongs to the table by density, of which the first row is one."""
-    plain = row.random or row.mask == DENSE
-    return plain and (row.n_q, row.layout) == (first.n_q, first.layout)
-
-
-def layout_text(row: SpeedRow) -> str:
-    return "B, N, H, D" if row.layout == LAYOUTS[1] else "B, H, N, D"
-
-
-def mask_text(row: SpeedRow) -> str:
+def _mask(row: SpeedRow) -> str:
     """Return the text of a mask, long lists of numbers left out."""
     text = re.sub(r"\((\d+, ){4,}\d+\)", "(...)", row.mask)
     return "none" if row.mask == DENSE else f"`{text}`"
-
-
-def _density_text(row: SpeedRow) -> str:
-    return "no mask" if row.mask == DENSE else f"{row.density:.5g}"
 
 
 def _heads(row: SpeedRow) -> str:
@@ -388,15 +287,12 @@ def _head_dim(row: SpeedRow) -> str:
 # what tells a case: names of columns, and texts
 CASE: dict[str, Callable[[SpeedRow], str]] = {
     "head dim": _head_dim,
-    "mask": mask_text,
-    "tokens": lambda row: f"{row.n_q:,}",
+    "mask": _mask,
+    "tokens": lambda row: f"{row.n_q:,}" + (f" x {row.n_k:,}" if row.n_q != row.n_k else ""),
     "batch x heads": _heads,
-    "layout": layout_text,
-}
-MASKS: dict[str, Callable[[SpeedRow], str]] = {
-    "mask": mask_text,
-    "tokens": lambda row: str(row.n_q),
-    "head dim": lambda row: str(row.head_dim),
-    "layout": layout_text,
-    "density": lambda row: f"{row.density:.3g}",
+    "layout": lambda row: "B, N, H, D" if row.layout == LAYOUTS[1] else "B, H, N, D",
+    "density": lambda row: "no mask" if row.mask == DENSE else f"{row.density:.4g}",
+    "blocks": lambda row: "" if row.mask == DENSE else f"{row.block_q} x {row.block_k}",
+    "dtype": lambda row: row.dtype,
+    "device": lambda row: row.device,
 }

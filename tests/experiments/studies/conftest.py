@@ -5,13 +5,15 @@ from importlib import import_module
 import pytest
 
 from experiments.common.rows import OK, Found
+from experiments.studies import runner
 from experiments.studies.runner import Run
 from experiments.study import options
 
 
 @pytest.fixture(autouse=True)
-def as_a_user(no_interpreter, one_thread):
-    """Call the CPU backend, not Triton's interpreter, on one thread."""
+def as_a_user(no_interpreter, one_thread, monkeypatch):
+    """Call the CPU backend, not Triton's interpreter, on one thread, and measure nothing again."""
+    monkeypatch.setattr(runner, "UNSTABLE", float("inf"))
 
 
 @pytest.fixture
