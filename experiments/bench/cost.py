@@ -4,13 +4,13 @@ A kernel can be compared with these numbers. They hold for any implementation th
 non-empty blocks and nothing else; see docs/guide/measuring.md.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.benchmark import Timer
 
 from experiments.common.config import choose
 from masks import BlockMask
@@ -37,7 +37,7 @@ class Cost(NamedTuple):
     """Totals of one call over all batches and heads."""
 
     pairs: int  # (query, key) pairs in the computed blocks
-    flops: float  # of the matrix products: two forward, five backward, seven deterministic
+    flops: float  # of the matrix products: two forward, five backward
     exp2: float  # exponentials
     hbm_bytes: float  # every input that has work read once, every output written once
 
@@ -64,13 +64,10 @@ def cost(
     shape: Shape,
     blocks: BlockMask | None = None,
     direction: str = "forward",
-    *,
-    deterministic: bool = False,
 ) -> Cost:
     """Work and least traffic of one call; `blocks` None is dense attention.
 
-    A backward reads q, k, v, out, dout and the LSE, and writes dq, dk and dv. The fused one makes
-    five products; a deterministic one in two passes makes the scores and dp twice, seven in all.
+    A backward reads q, k, v, out, dout and the LSE, and writes dq, dk and dv, in five products.
     Blocks at a ragged end count with the tokens that exist.
 
     Raises ValueError for an unknown direction, and for a mask of other lengths, batch or heads.
@@ -81,15 +78,14 @@ def cost(
     rows, keys = shape.batch * shape.heads * shape.n_q, shape.batch * shape.kv_heads * shape.n_k
     row_in, row_out, both = d * size, dv * size, (d + dv) * size
     if direction == "forward":
-        repeats, products = 1, d + dv
+        products = d + dv
         own = found.live_q * row_in + rows * (row_out + LSE_BYTES)
         hbm_bytes = own + found.live_k * both
     else:
-        repeats = 2 if deterministic else 1
-        products = (3 * d + 2 * dv) + (repeats - 1) * (d + dv)
+        products = 3 * d + 2 * dv
         own = found.live_k * both + rows * row_in + keys * both
         hbm_bytes = own + found.live_q * (both + row_out + LSE_BYTES)
-    flops, exp2 = 2.0 * found.pairs * products, float(found.pairs * repeats)
+    flops, exp2 = 2.0 * found.pairs * products, float(found.pairs)
     return Cost(found.pairs, flops, exp2, float(hbm_bytes))
 
 
@@ -186,10 +182,10 @@ def measure_ceilings(device: str, dtypes: tuple[str, ...] = ("bfloat16",)) -> Ce
     rates = {}
     for dtype in dtypes:
         a, b = (torch.randn(size, size, device=where).to(getattr(torch, dtype)) for _ in range(2))
-        rates[dtype] = 2 * size**3 / _seconds(lambda a=a, b=b: a @ b, where) / 1e12
+        rates[dtype] = 2 * size**3 / _seconds(lambda a=a, b=b: a @ b) / 1e12
     x = torch.ones(copied, dtype=torch.uint8, device=where)
     y = torch.empty_like(x)
-    copy = 2 * copied / _seconds(lambda: y.copy_(x), where) / 1e12
+    copy = 2 * copied / _seconds(lambda: y.copy_(x)) / 1e12
     if where.type == "cuda":
         units = torch.cuda.get_device_properties(where).multi_processor_count
         clock = torch.cuda.clock_rate(where) * 1e6  # Hz, as the products above left it
@@ -197,43 +193,18 @@ def measure_ceilings(device: str, dtypes: tuple[str, ...] = ("bfloat16",)) -> Ce
     else:
         z = torch.randn(2**20)  # 4 MiB: a large share of it stays in the cache
         out = torch.empty_like(z)
-        exp2 = z.numel() / _seconds(lambda: torch.exp2(z, out=out), where) / 1e12
+        exp2 = z.numel() / _seconds(lambda: torch.exp2(z, out=out)) / 1e12
     return Ceilings(rates, copy, exp2, "measured in this process")
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the time of the fastest of many calls.
-
-    On a CPU, with all threads and with one. The threads of a busy machine wait for one another, up
-    to a thousand times as long as a short call takes, and for a whole process at times.
+def _seconds(call: Callable[[], object]) -> float:
+    """Return the time of the fastest of many calls, with all threads and with one: the threads of a
+    busy machine wait for one another.
     """
-    if device.type == "cuda":
-
-        def finished() -> None:
-            call()
-            torch.cuda.synchronize(device)
-
-        return _fastest(finished)
-    threads = torch.get_num_threads()
-    times = [_fastest(call)]
-    try:
-        torch.set_num_threads(1)
-        times.append(_fastest(call))
-    finally:
-        torch.set_num_threads(threads)
-    return min(times)
-
-
-def _fastest(call: Callable[[], object], repeats: int = 10, seconds: float = 0.1) -> float:
-    """Return the shortest time of a call, of at least `repeats` calls and over `seconds`."""
-    call()  # warm up: threads, caches, clocks
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < repeats or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    timers = (
+        Timer("call()", globals={"call": call}, num_threads=n) for n in {1, torch.get_num_threads()}
+    )
+    return min(min(timer.blocked_autorange(min_run_time=0.1).times) for timer in timers)
 
 
 # ---- the formulas by which the papers compare standard attention with FlashAttention

@@ -71,6 +71,19 @@ def why_missing(package: str, install: str, *modules: str) -> str | None:
     return None
 
 
+def block_lists(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Return int32 (..., lines), how many blocks of a line are kept, and (..., lines, longest),
+    which; 0 after the last one.
+
+    kept: bool (..., lines, blocks).
+    """
+    counts = kept.sum(-1, dtype=torch.int32)
+    place = torch.arange(max(1, int(counts.max())), device=kept.device)
+    index = torch.zeros(*counts.shape, len(place), dtype=torch.int32, device=kept.device)
+    index[place < counts[..., None]] = kept.nonzero()[:, -1].int()
+    return counts, index
+
+
 def not_hopper(case: Any, device: torch.device, dtypes: tuple[str, ...]) -> str | None:
     """Return why a peer for Hopper and these data types cannot run a case, or None."""
     if device.type != "cuda":

@@ -13,7 +13,7 @@ import torch
 from experiments.bench.cases import DTYPES, LAYOUTS, Case
 from experiments.bench.cost import CEILINGS, cost, ideal, measure_ceilings
 from experiments.bench.gate import Gate
-from experiments.bench.grids import GRIDS, Part, make_grid
+from experiments.bench.grids import GRIDS, Part, make_grid, read_grid
 from experiments.bench.provider import DIRECTIONS
 from experiments.bench.providers import PROVIDERS, default_providers, find
 from experiments.bench.step import Step, draw, measure, peak_extra_mib
@@ -93,7 +93,7 @@ def cases(run: Run) -> list[Asked]:
     elif any(value is not None for value in given.values()):
         raise ValueError(f"grid={o.grid} has its own masks and shapes: leave these out")
     else:
-        parts = GRIDS[o.grid](device)
+        parts = read_grid(o.grid, device)
     found: dict[Case, dict[str, None]] = {}
     for part in parts:
         names = [name for name in part.providers if not o.providers or name in o.providers]

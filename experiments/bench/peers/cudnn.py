@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from experiments.bench import provider
 from experiments.bench.cases import DENSE, DTYPES, FULL, LAYOUTS, Case
 from experiments.bench.provider import Attention, Provider, not_hopper
 from masks import BlockMask
@@ -104,12 +105,9 @@ def block_lists(case: Case, device: torch.device) -> dict[str, Any]:
     size = blocks.block_size[1]
     kept = torch.from_numpy(blocks.layout()).to(device).bool()
     kept = kept.expand(case.batch, case.heads, -1, -1)
-    counts = kept.sum(-1, dtype=torch.int32)
-    place = torch.arange(max(1, int(counts.max())), device=device)
-    index = torch.zeros(*counts.shape, len(place), dtype=torch.int32, device=device)
-    index[place < counts[..., None]] = kept.nonzero()[:, -1].int()
+    counts, index = provider.block_lists(kept)
     lists: dict[str, Any] = {"q2k_block_index": index, "sparse_block_size": size}
-    if int(counts.min()) < len(place):
+    if int(counts.min()) < index.shape[-1]:
         lists["q2k_block_nums"] = counts
     if case.n_k % size:
         lists["block_sizes"] = torch.full((blocks.cols,), size, dtype=torch.int32, device=device)

@@ -17,12 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.bench.cases import CAUSAL, Case
-from experiments.bench.provider import Attention, Provider
+from experiments.bench.cases import CAUSAL, FULL, Case
+from experiments.bench.provider import Attention, Provider, block_lists
 from masks.block_mask import BlockMask
-from masks.interop import check_built, check_size
-from masks.runs import expand
-from masks.segments import BlockLists
+from masks.interop import block_codes
 
 os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compile once a machine
 
@@ -199,8 +197,8 @@ class Fa4Mask(NamedTuple):
     aux_tensors: list[Any] | None  # [code int32 (B, H, rows, cols), bits int32 (T, block_q, words)]
 
 
-def to_fa4(blocks: BlockMask, device: Any = None, *, limit_gib: float = 8) -> Fa4Mask:
-    """Block lists for FlashAttention-4, compact: as wide as the longest list.
+def to_fa4(blocks: BlockMask, device: Any = None) -> Fa4Mask:
+    """Return block lists for FlashAttention-4, compact: as wide as the longest list.
 
     FlashAttention-4 evaluates partial blocks by a mask_mod written in CuTe. For any mask it can be:
 
@@ -211,40 +209,15 @@ def to_fa4(blocks: BlockMask, device: Any = None, *, limit_gib: float = 8) -> Fa
     with code and bits the two `aux_tensors`. A formula of the pattern works as well. On an H100,
     FlashAttention-4 needs blocks of 128 x 128 for head dimensions up to 128. Its own type is
     `BlockSparseTensorsTorch(*mask.forward)`.
-
-    Args:
-        device: of the tensors; the CPU by default.
-        limit_gib: the most memory that a list or table may take.
-
-    Raises:
-        ValueError: more memory would be needed.
     """
-    check_built(blocks)
+    codes = torch.from_numpy(block_codes(blocks)).to(device)
     forward, backward = (
-        _padded(lists, lines, blocks, device, limit_gib)
-        for lists, lines in ((blocks.csr(), blocks.rows), (blocks.csc(), blocks.cols))
+        BlockSparseTensors(
+            *block_lists(lines >= 0), *block_lists(lines == FULL), block_size=blocks.block_size
+        )
+        for lines in (codes, codes.mT)
     )
     aux = None
     if len(blocks.bits):
-        check_size("the table of tiles", 4 * blocks.grid.size, limit_gib)
-        arrays = blocks.codes(), blocks.bits.view(np.int32).copy()
-        aux = [torch.from_numpy(array).to(device) for array in arrays]
+        aux = [codes, torch.from_numpy(blocks.bits.view(np.int32).copy()).to(device)]
     return Fa4Mask(forward, backward, aux)
-
-
-def _padded(
-    lists: BlockLists, lines: int, blocks: BlockMask, device: Any, limit_gib: float
-) -> BlockSparseTensors:
-    shape = (blocks.batch, blocks.heads, lines)
-    ends = lists.ptr[:-1], lists.mid, lists.ptr[1:]
-    tensors = []
-    for begin, end in (ends[:2], ends[1:]):
-        count = end - begin
-        width = max(1, int(count.max()))
-        check_size("the lists", 4 * len(count) * width, limit_gib)
-        padded = np.zeros((len(count), width), np.int32)
-        line, place = expand(np.zeros_like(count), count)
-        padded[line, place] = lists.idx[np.repeat(begin, count) + place]
-        arrays = count.astype(np.int32).reshape(shape), padded.reshape(*shape, width)
-        tensors += [torch.from_numpy(array).to(device) for array in arrays]
-    return BlockSparseTensors(*tensors, block_size=blocks.block_size)

@@ -44,9 +44,6 @@ def test_dense_by_hand():
     backward = cost(SHAPE, direction="backward")
     assert backward.flops == 2 * pairs * (3 * 64 + 2 * 32)  # S, dK, dQ; dP, dV
     assert backward.hbm_bytes == 2 * q + 2 * kv + 2 * 4 * 384 * (2 * 32 * 2 + 4)
-    twice = cost(SHAPE, direction="backward", deterministic=True)
-    assert twice.flops == 2 * pairs * (4 * 64 + 3 * 32) and twice.exp2 == 2 * pairs
-    assert twice.hbm_bytes == backward.hbm_bytes
 
 
 def test_counts_agree_with_the_dense_mask():

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bench import grids, provider
+from experiments.bench import provider
 from experiments.bench import run as speed
-from experiments.bench.cases import CAUSAL, DENSE, Case
-from experiments.bench.grids import make_grid
+from experiments.bench.cases import DENSE
+from experiments.bench.grids import make_grid, read_grid
 from experiments.bench.peers import cudnn
 from experiments.bench.run import Options
 from tests.experiments.bench.bench_cases import CPU
@@ -20,8 +20,7 @@ CUDA = torch.device("cuda")
 
 def test_published_shapes_are_those_of_the_peers(monkeypatch):
     monkeypatch.setattr(provider, "why_missing", lambda *_: None)
-    parts = grids.published(CUDA)
-    cases = [case for part in parts for case in part.cases]
+    cases = [case for part in read_grid("published", CUDA) for case in part.cases]
     assert len(set(cases)) == len(cases)
     for case in cases:
         if case.mask.startswith("random"):
@@ -31,19 +30,12 @@ def test_published_shapes_are_those_of_the_peers(monkeypatch):
     assert {(c.heads, c.batch, c.layout) for c in long} == {(4, 1, "token_major")}
     widths = [cudnn.intervals(case).shape[1] for case in long]
     assert widths == [1, 3, 3, 3, 9, 19, 5]  # as in cuDNN's benchmark, but the tree of five levels
-    monkeypatch.setattr(provider, "why_missing", lambda *_: "not here")
+    for case in long:  # they fill the sequence
+        assert np.diff(replace(case, heads=1, kv_heads=1).blocks.csr().ptr).min() > 0
+    monkeypatch.setattr(provider, "why_missing", lambda package, *_: package and "not here")
     for name in ("page", "published"):  # peers only where they are installed
-        asked = {p for part in grids.GRIDS[name](CUDA) for p in part.providers}
-        assert not any(p.startswith(("fa4", "cudnn")) for p in asked)
-
-
-def test_masks_of_intervals_fill_the_sequence():
-    causal, documents, *_, tree, far, hstu = grids._interval_masks()
-    shape = Case(DENSE, 1, 2, 2, 131072, 131072, 32, "float32", 128, 128)
-    for mask in (documents, tree, far, hstu):
-        assert np.diff(replace(shape, mask=mask).blocks.csr().ptr).min() > 0
-    assert causal == CAUSAL and grids._subtrees(3) == [7, 3, 1, 1, 3, 1, 1]
-    assert sum(replace(shape, mask=documents).documents) == 131072
+        asked = {p for part in read_grid(name, CUDA) for p in part.providers}
+        assert not any(p.startswith(("fa4", "cudnn")) for p in asked) and "hopper" in asked
 
 
 def test_grids_have_dense_and_halving_densities_and_take_given_values():
