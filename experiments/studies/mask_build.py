@@ -14,10 +14,10 @@ import torch
 
 import masks
 from experiments.bench.step import MIB, measure
-from experiments.common.rows import OK, Found, Row, last_versions
+from experiments.common.rows import Found, Row
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
-from experiments.studies.runner import Run, choices, grid
+from experiments.studies.runner import Run, choices, grid, timed
 from masks.build import cache
 from sparseflash.schedule.blocks import to_device
 
@@ -87,6 +87,6 @@ def opened(case: Found, run: Run) -> Callable[[Row], Row]:
 
 def tables(frame: Any) -> dict[str, str]:
     """Return the milliseconds of each builder: masks down, tokens across."""
-    rows = last_versions(frame[frame.status == OK], KEY).sort_values("seq_len", kind="stable")
+    rows = timed(frame, KEY).sort_values("seq_len", kind="stable")
     table = pivot(rows, ["builder", "mask"], "seq_len", lambda g: f"{g.ms_median.median():.3g}")
     return {"builders": markdown(table, left=(0, 1))}

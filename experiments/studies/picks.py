@@ -24,10 +24,10 @@ from experiments.bench.gate import Gate
 from experiments.bench.peers.cudnn import INSTALL, PACKAGE
 from experiments.bench.provider import Provider, not_hopper
 from experiments.bench.step import Attend, Step, draw
-from experiments.common.rows import OK, Found, Row, last_versions
+from experiments.common.rows import Found, Row
 from experiments.common.tables import markdown, pivot
 from experiments.studies import runner
-from experiments.studies.runner import Run, both, choices, grid
+from experiments.studies.runner import Run, both, choices, grid, timed
 from sparseflash import select
 from sparseflash.select.tokens import TokenSelector
 
@@ -249,18 +249,13 @@ def opened(shape: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return, for each device and dtype, shapes down and providers across: ms / TFLOP/s.
-
-    A cell has medians of the rounds. TFLOP/s are of the pairs that are allowed.
+    """Return shapes down and providers across: ms / TFLOP/s of the pairs that are allowed, medians
+    of the rounds, on the device and in the dtype of the last row.
     """
-    rows = last_versions(frame[frame.status == OK], KEY)
+    rows = timed(frame, KEY, "device dtype batch")
     rows = rows.assign(sizes=[f"{h}/{g}" for h, g in zip(rows.heads, rows.kv_heads, strict=True)])
     cell = lambda g: f"{g.ms_median.median():.3f} / {g.tflops.fillna(0).median():.0f}"  # noqa: E731
     down = {"mask": "selector", "sizes": "heads", "n": "N", "head_dim": "D"}
     down |= {"direction": "direction"}
-    found = {}
-    groups: Any = rows.groupby(["device", "dtype", "batch"], sort=False)
-    for (device, dtype, batch), own in groups:
-        table = pivot(own, [*down], "provider", cell).rename(columns=down)
-        found[f"{device}, {dtype}, batch {batch}"] = markdown(table, left=(0, 1, 4))
-    return {"picks": found.popitem()[1]} if len(found) == 1 else found
+    table = pivot(rows, [*down], "provider", cell).rename(columns=down)
+    return {"picks": markdown(table, left=(0, 1, 4))}

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 import triton
 import triton.language as tl
@@ -20,10 +21,10 @@ from torch import Tensor
 from experiments.bench.gate import WrongResult
 from experiments.bench.step import measure
 from experiments.common.devices import free_memory
-from experiments.common.rows import OK, Found, Row, found
-from experiments.common.tables import MISSING, markdown
+from experiments.common.rows import Found, Row
+from experiments.common.tables import markdown
 from experiments.studies import runner
-from experiments.studies.runner import Run, grid
+from experiments.studies.runner import Run, grid, timed
 from sparseflash.kernels.common.launch import FUSED
 from sparseflash.testing import relative_error
 
@@ -157,26 +158,14 @@ def _softmax_kernel(X, Y, vocabulary, ONLINE: tl.constexpr, BLOCK: tl.constexpr)
 
 def tables(frame: Any) -> dict[str, str]:
     """Return milliseconds, the speed-up of online over safe softmax, and its bandwidth over a
-    copy's: softmax, and softmax: DEVICE where there are several.
+    copy's, on the device of the last row.
     """
-    made: dict[str, Any] = {}
-    rows = found(frame[frame.status == OK])
-    for row in sorted(rows, key=lambda r: (r.batch, r.vocabulary)):
-        several = f": {row.device}" if len({r.device for r in rows}) > 1 else ""
-        shapes = made.setdefault(f"softmax{several}", {})
-        shapes.setdefault((row.batch, row.vocabulary), {})[row.algorithm] = row
-    return {name: markdown(_lines(shapes), left=()) for name, shapes in made.items()}
-
-
-def _lines(shapes: dict[tuple[int, int], dict[str, Found]]) -> list[list[str]]:
-    names = [name for name in ALGORITHMS if name != "copy"]
-    head = ["batch", "V", *(f"{ALGORITHMS[name].title} (ms)" for name in names)]
-    lines = [[*head, "speed-up of online", "its bandwidth / copy's"]]
-    for (batch, vocabulary), of in shapes.items():
-        over = lambda a, b, field, of=of: (  # noqa: E731
-            f"{of[a][field] / of[b][field]:.2f}" if {a, b} <= {*of} else MISSING
-        )
-        times = [f"{of[name].ms_median:.3g}" if name in of else MISSING for name in names]
-        gains = over("safe", "online", "ms_median"), over("online", "copy", "gb_s")
-        lines.append([str(batch), f"{vocabulary:,}", *times, *gains])
-    return lines
+    rows = timed(frame, KEY).drop_duplicates(["batch", "vocabulary", "algorithm"], keep="last")
+    by = rows.set_index(["batch", "vocabulary", "algorithm"]).sort_index()
+    ms, rate = by.ms_median.unstack(), by.gb_s.unstack()
+    table = {f"{ALGORITHMS[name].title} (ms)": ms[name].map("{:.3g}".format)
+             for name in ALGORITHMS if name != "copy"}  # fmt: skip
+    table["speed-up of online"] = (ms.safe / ms.online).map("{:.2f}".format)
+    table["its bandwidth / copy's"] = (rate["online"] / rate["copy"]).map("{:.2f}".format)
+    found = pd.DataFrame(table).reset_index().rename(columns={"vocabulary": "V"})
+    return {"softmax": markdown(found.assign(V=found.V.map("{:,}".format)), left=())}

@@ -14,15 +14,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from tqdm import tqdm
 
 from experiments.common.provenance import ROOT, versions
 from experiments.common.rows import OK, Found, Rows, found, read
-from experiments.common.tables import MISSING, markdown
+from experiments.common.tables import markdown, pivot
 from experiments.tools.calls import CALLS, Call, calls
 from experiments.tools.offline import CHIPS, HOPPER, compiled
 
@@ -153,27 +153,15 @@ def tables(rows: Any) -> dict[str, str]:
     Each cell: most registers of a thread / most spilled bytes of a variant (stores and loads);
     n serialised: variants whose wgmma wait for one another.
     """
-    rows = found(rows)
-    versions = sorted({row.triton for row in rows})
-    lines = [["GPU", "backend", "variants", "shared KiB", "limit", *versions]]
-    groups: dict[tuple[str, str, bool], list[Found]] = {}
-    for row in rows:
-        key = row.target, row.backend, "float32" in row.label
-        groups.setdefault(key, []).append(row)
-    for (target, backend, exact), same in sorted(groups.items()):
-        name = backend if backend == "hopper" else f"{backend}, {'float32' if exact else '16 bits'}"
-        by = [[row for row in same if row.triton == version] for version in versions]
-        shared = max(row.shared_bytes or 0 for row in same), CHIPS[target].shared_bytes
-        sizes = str(max(map(len, by))), *(f"{size / 1024:.0f}" for size in shared)
-        lines.append([target, name, *sizes, *map(_worst, by)])
-    return {"gpus": markdown(lines, left=(0, 1))}
+    frame = pd.DataFrame(rows).sort_values(["target", "backend", "triton"], kind="stable")
+    kind = frame.label.str.contains("float32").map({True: "float32", False: "16 bits"})
+    table = pivot(frame.assign(kind=kind), ["target", "backend", "kind"], "triton", _worst)
+    return {"gpus": markdown(table, left=(0, 1, 2))}
 
 
-def _worst(rows: Sequence[Found]) -> str:
-    if not rows:
-        return MISSING
-    registers, spilled = (max(r[f] or 0 for r in rows) for f in ("registers", "spilled_bytes"))
-    serialized, failed = sum(bool(r.serialized) for r in rows), sum(r.status != OK for r in rows)
+def _worst(rows: pd.DataFrame) -> str:
+    registers, spilled = (int(rows[n].fillna(0).max()) for n in ("registers", "spilled_bytes"))
+    serialized, failed = int((rows.serialized == True).sum()), int((rows.status != OK).sum())  # noqa: E712
     notes = f", {serialized} serialised" if serialized else ""
     return f"{registers} / {spilled}{notes}" + (f", {failed} failed" if failed else "")
 

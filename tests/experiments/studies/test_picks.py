@@ -43,7 +43,7 @@ def test_rows_of_ours_and_of_peers(measured):
         work = 2 * (2 if row.direction == "forward" else 5) * 16 * 4 * 160**2 * row.share
         assert row.tflops == pytest.approx(work / row.ms_median / 1e9, rel=1e-4)
     assert {(row.heads, row.kv_heads) for row in rows} == {(4, 1)}
-    (table,) = tables(frame(rows)).values()
+    table = tables(frame(rows))["picks"]
     assert table.count("backward") == 1 and "| nsa(2, 32) | 4/1 |" in table
 
 
