@@ -159,7 +159,7 @@ def tables(rows: Any) -> dict[str, str]:
     return {"gpus": markdown(table, left=(0, 1, 2))}
 
 
-def _worst(rows: pd.DataFrame) -> str:
+def _worst(rows: Any) -> str:
     registers, spilled = (int(rows[n].fillna(0).max()) for n in ("registers", "spilled_bytes"))
     serialized, failed = int((rows.serialized == True).sum()), int((rows.status != OK).sum())  # noqa: E712
     notes = f", {serialized} serialised" if serialized else ""
