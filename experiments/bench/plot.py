@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from experiments.bench.cases import DENSE, LAYOUTS
+from experiments.bench.cases import DENSE
 from experiments.bench.providers import PROVIDERS
-from experiments.bench.tables import SpeedRow, best_dense, grouped, label_of, shape_of
+from experiments.bench.tables import SpeedRow, best_dense, caption, grouped, label_of, shape_of
 from experiments.common import figures as f
 
 FLEX = ("flex", "flex_autotuned")  # the peer beside ours in speed-ups
@@ -129,15 +129,6 @@ def draw_length(rows: Sequence[SpeedRow]) -> Figure | None:
 
 
 # ---- what the figures share
-
-
-def caption(row: SpeedRow, *, length: bool = True) -> str:
-    """Return the device and the shape of a row, short."""
-    heads = f"H {row.heads}" if row.heads == row.kv_heads else f"H {row.heads}/{row.kv_heads}"
-    tokens = f", N {row.n_q}" if length else ""
-    dims = f"D {row.head_dim}" if row.v_dim == row.head_dim else f"D {row.head_dim}/{row.v_dim}"
-    layout = "" if row.layout == LAYOUTS[0] else f", {row.layout}"
-    return f"{row.device}: B {row.batch}, {heads}{tokens}, {dims}, {row.dtype}{layout}"
 
 
 def _file(kind: str, row: SpeedRow, *, length: bool = True) -> str:

@@ -32,24 +32,32 @@ class Times(NamedTuple):
 
 
 def measure(call: Callable[[], object], device: torch.device, seconds: float) -> Times:
-    """Return times of `call` over about `seconds` of repeats, after a warm-up.
+    """Return times of `call` over about `seconds` of repeats, after a warm-up; a call of more than
+    `SLOW_S` is timed twice.
 
     On a GPU the cache is cleared before every repeat (triton.testing.do_bench); on a CPU it is
     whatever the repeat before left in it.
     """
+
+    def once() -> float:
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return 1000 * (time.perf_counter() - start)
+
+    once()
+    times = [once()]
+    if times[0] > 1000 * SLOW_S:
+        return times_of([*times, once()])
     if device.type == "cuda":
         from triton.testing import do_bench
 
         rep = round(1000 * seconds)
         return times_of(do_bench(call, warmup=rep // 4, rep=rep, return_mode="all"))
-    call()
-    times: list[float] = []
-    # At least three repeats, but not for calls so slow that they would take three times as long.
-    while sum(times) < (seconds if len(times) >= 3 else 3 * seconds):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return times_of([1000 * t for t in times])
+    while sum(times) < 1000 * seconds * (1 if len(times) >= 3 else 3):  # at least three repeats
+        times.append(once())
+    return times_of(times)
 
 
 def times_of(ms: Any) -> Times:
@@ -156,9 +164,7 @@ class Step:
 
     def time(self, direction: str, device: torch.device, seconds: float) -> dict[str, Any]:
         """Return the times of a direction as fields of a row."""
-        call = self.call(direction)
-        call()
-        return time_call(call, device, seconds)._asdict()
+        return measure(self.call(direction), device, seconds)._asdict()
 
 
 def saved_bytes(forward: Callable[[], object]) -> int:
@@ -195,24 +201,6 @@ def draw(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         one(case.kv_heads, case.n_k, case.head_dim),
         one(case.kv_heads, case.n_k, case.value_dim),
     )
-
-
-def time_call(call: Callable[[], object], device: torch.device, seconds: float) -> Times:
-    """Return times of a call that ran before; one of more than SLOW_S is timed twice."""
-
-    def once() -> float:
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - start
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    if (first := once()) < SLOW_S:
-        return measure(call, device, seconds)
-    found = 1000 * np.array([first, once()])
-    return Times(float(np.median(found)), float(found.min()), float(found.max()))
 
 
 # ---- failures

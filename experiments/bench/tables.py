@@ -147,18 +147,17 @@ def _shape_table(rows: list[SpeedRow], dense: SpeedRow | None) -> str:
         texts = [cells.get((*place, p), "") for p in providers]
         lines.append([mask, f"{-density:.4f}", block, *texts])
     title = f"{first.direction}, ms (speed-up over our own dense) share of the ideal: "
-    return f"{title}{shape_text(first)}\n{aligned(lines)}"
+    return f"{title}{caption(first)}\n{aligned(lines)}"
 
 
-def shape_text(row: SpeedRow) -> str:
-    """Return the shape and the device of a row in words, without what is usual."""
-    heads = f"{row.heads}" + ("" if row.heads == row.kv_heads else f"/{row.kv_heads}")
-    v_dim = "" if row.v_dim == row.head_dim else f", v_dim {row.v_dim}"
+def caption(row: SpeedRow, *, length: bool = True) -> str:
+    """Return the device and the shape of a row, without what is usual."""
+    heads = f"H {row.heads}" if row.heads == row.kv_heads else f"H {row.heads}/{row.kv_heads}"
+    tokens = f", N {row.n_q}" + (f" x {row.n_k}" if row.n_k != row.n_q else "")
+    dims = f"D {row.head_dim}" if row.v_dim == row.head_dim else f"D {row.head_dim}/{row.v_dim}"
     layout = "" if row.layout == LAYOUTS[0] else f", {row.layout}"
-    return (
-        f"batch {row.batch}, heads {heads}, {row.n_q} x {row.n_k} tokens, "
-        f"head_dim {row.head_dim}{v_dim}, {row.dtype}{layout}, {row.device}"
-    )
+    sizes = f"B {row.batch}, {heads}{tokens * length}, {dims}, {row.dtype}{layout}"
+    return f"{row.device}: {sizes}"
 
 
 def _cell(row: SpeedRow, dense: SpeedRow | None) -> str:

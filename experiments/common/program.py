@@ -161,11 +161,9 @@ def _refuse_words(arguments: list[str]) -> None:
             OverridesParser.create().parse_override(text)
         except HydraException:
             key, value = found[0], text.removeprefix(found[0])
-            what, quoted = "the value", f'"{value}"'
-            if value.startswith("[") and value.endswith("]"):  # in quotes it would be one text
-                what, quoted = "each text of the list", '["...","..."]'
+            quoted = '["...","..."]' if value[:1] == "[" else f'"{value}"'
             raise ValueError(
-                f"{text}: quote {what} inside the shell's quotes, '{key}{quoted}'"
+                f"{text}: quote texts inside the shell's quotes, '{key}{quoted}'"
             ) from None
 
 

@@ -23,7 +23,7 @@ import masks
 import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.gate import WrongResult
-from experiments.bench.step import MIB, free, peak_extra_mib, time_call
+from experiments.bench.step import MIB, free, measure, peak_extra_mib
 from experiments.common import figures as f
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import markdown, short
@@ -229,7 +229,7 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
         layer = (peak - low) / (case.layers - half)
         scaled = (peak + (LAYERS - case.layers) * layer) * MIB / 1e9
         found = {"peak_mib": peak, "layer_mib": layer, "scaled_gb": scaled}
-        return found | time_call(step, device, run.options.seconds)._asdict()
+        return found | measure(step, device, run.options.seconds)._asdict()
 
     return one
 

@@ -50,7 +50,7 @@ def test_rows_of_ours_and_of_peers(measured):
 def test_directions_are_timed_and_wrong_results_are_not(study, one, monkeypatch):
     timed = []
     monkeypatch.setattr(
-        step, "time_call", lambda call, *_: timed.append(call()) or Times(1.0, 1.0, 1.0)
+        step, "measure", lambda call, *_: timed.append(call()) or Times(1.0, 1.0, 1.0)
     )
     run = study("picks", *SMALL, "providers=[picks]")
     forward, backward = one(run, NSA)
