@@ -4,8 +4,6 @@ A provider of your own is a subclass of `Provider`, named as MODULE:NAME, such a
 `providers=[cpu,my_attention:Mine]`.
 """
 
-import os
-import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,7 +21,6 @@ from experiments.bench.peers.cudnn import CudnnBlocks, CudnnFlex
 from experiments.bench.peers.fa4 import FlashAttention4
 from experiments.bench.provider import DIRECTIONS, Attention, Provider
 from experiments.common.config import choose
-from experiments.common.devices import free_memory
 from experiments.common.figures import Style
 from masks import interop
 from sparseflash.kernels.common.device import nvidia_capability
@@ -44,16 +41,6 @@ class SparseFlash(Provider):
     @property
     def directions(self) -> tuple[str, ...]:
         return ("backward",) if self.deterministic else DIRECTIONS
-
-    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
-        if self.backend != "reference":
-            return None
-        # Scores, probabilities and what autograd keeps of them, in float64.
-        need = 6 * 8 * case.batch * case.heads * case.n_q * case.n_k
-        free = free_memory(device)
-        if need > free:
-            return f"dense float64 takes about {need / 2**30:.0f} GiB of {free / 2**30:.0f} free"
-        return None
 
     def prepare(self, case: Case, device: torch.device) -> Attention:
         blocks, same = case.blocks, self.deterministic
@@ -103,9 +90,6 @@ class Flex(Provider):
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
         if device.type == "cpu" and direction == "backward":
             return "FlexAttention has no backward on a CPU"
-        if device.type == "cpu" and not any(map(shutil.which, _compilers())):
-            choices = _compilers()
-            return f"needs a C++ compiler to compile itself: install one of {choices}, or set CXX"
         return None
 
     def prepare(self, case: Case, device: torch.device, **more: Any) -> Attention:
@@ -191,7 +175,3 @@ def find(name: str) -> Provider:
         PROVIDERS[name] = found(attribute) if isinstance(found, type) else found
     choose("providers", name, PROVIDERS)
     return PROVIDERS[name]
-
-
-def _compilers() -> list[str]:
-    return [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]

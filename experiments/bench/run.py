@@ -59,7 +59,6 @@ class Options:
     seconds: float | None = option(
         None, "of repeats a measurement; null: 0.15 on a GPU, 0.25 on a CPU", above=0
     )
-    minutes: float | None = option(None, "after which no further case begins", above=0)
     rows: str = option("runs/speed/speed.jsonl", "added to; tables: the same name, .txt")
     allow_changes: bool = option(
         False, "true: add rows under docs though the code differs from the last commit"

@@ -111,21 +111,12 @@ def _rank(rank: int, kind: str, options: Options, command: str) -> None:
     if rank:
         sys.stdout = sys.stderr = open(os.devnull, "w")
     own = replace(options, device=f"{kind}:{rank}" if kind == "cuda" else kind)
-    run = Run(sys.modules[__name__], own, command)
+    run = runner.Run(sys.modules[__name__], own, command)
     if rank:
         run.rows._write = lambda line: None  # it notes its rows, and the first rank writes them
     dist.barrier()  # all have read the rows that there were
     run.go()
     dist.destroy_process_group()
-
-
-class Run(runner.Run):
-    """The same turns on every rank."""
-
-    def late(self, end: float) -> bool:
-        late = torch.tensor(float(super().late(end)), device=self.device)
-        dist.broadcast(late, 0)
-        return bool(late.item())
 
 
 def cases(run: runner.Run) -> list[Case]:

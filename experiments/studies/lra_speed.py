@@ -55,7 +55,6 @@ class Options(runner.Options):
     tokens: int = both(131072, 2048)  # of a batch in the sweep, whatever the length
     options: list[str] = field(default_factory=list)  # of experiments.train, the same for all
     seconds: float = both(0.3, 1.0)
-    minutes: float = 60.0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ a result that is not timed.
 """
 
 import statistics
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -44,7 +43,6 @@ class Options:
     name: str  # the study
     device: str | None = None  # null: cuda where there is one, else cpu
     seconds: float = 0.1  # of repeats a measurement
-    minutes: float = 9.0  # after which no further case begins
     rounds: int = 1  # repeats of each case, each beginning with another provider
     measure: bool = True  # false: tables and figures only
     rows: str = "runs/studies/${name}.jsonl"  # added to; what it holds is not measured again
@@ -82,14 +80,12 @@ class Run:
         self.origin = self.rows.origin(self.device, command)
 
     def go(self) -> list[Row]:
-        """Measure what the file of rows lacks, until `minutes` are over or the GPU is lost; what
-        differs between rounds by more than `UNSTABLE` once more. Return the rows that there are.
+        """Measure what the file of rows lacks, unless the GPU is lost; what differs between rounds
+        by more than `UNSTABLE` once more. Return the rows that there are.
 
         Each round takes all cases, every other one backwards: what a case gains or loses by its
         place, by the clock or the temperature, shows as the range of the rounds.
         """
-        minutes = self.options.minutes
-        end = None if minutes is None else time.monotonic() + 60 * minutes
         rounds = self.options.rounds if "round" in self.study.KEY else 1
         todo = [
             (case, self.wanted(case, number))
@@ -98,23 +94,19 @@ class Run:
         ]
         if not any(rows for _, rows in todo):
             raise ValueError("these options leave nothing to measure")
-        if self._measure(todo, end) and (again := self.unstable(todo)):
+        if self._measure(todo) and (again := self.unstable(todo)):
             print(f"again: rounds differ by more than {100 * UNSTABLE:.0f} %")
-            self._measure(again, end, again=True)
+            self._measure(again, again=True)
         return [known for _, rows in todo for row in rows if (known := self.rows.find(row))]
 
-    def _measure(self, todo: list[tuple[Any, list[Row]]], end: float | None, again=False) -> bool:
+    def _measure(self, todo: list[tuple[Any, list[Row]]], again: bool = False) -> bool:
         """Measure these rows of cases; return whether nothing is left."""
-        count = sum(len(rows) for _, rows in todo)
         names = dict.fromkeys((*self.study.KEY, "mask"))
         every = [row for _, rows in todo for row in rows]
         differ = [n for n in names if len({str(row.get(n)) for row in every}) > 1]
-        with tqdm(total=count, unit="row", disable=None) as bar:  # a terminal alone shows it
+        with tqdm(total=len(every), unit="row", disable=None) as bar:  # a terminal alone shows it
             for case, rows in todo:
                 lacking = [row for row in rows if again or self.lacks(row)]
-                if lacking and end is not None and self.late(end):
-                    print(f"{count} rows are left: repeat the command to go on")
-                    return False
                 for row in self.measured(case, lacking):
                     known = self.rows.find(row)
                     if again or known is None or known["status"] != row["status"]:
@@ -124,7 +116,6 @@ class Run:
                         print("the device is lost to this process: repeat the command to go on")
                         return False
                 bar.update(len(rows))
-                count -= len(rows)
         return True
 
     def unstable(self, todo: list[tuple[Any, list[Row]]]) -> list[tuple[Any, list[Row]]]:
@@ -137,10 +128,6 @@ class Run:
                 times.setdefault(cell(row), []).append(known["ms_median"])
         shaky = {at for at, ms in times.items() if spread(ms) > UNSTABLE}
         return [(case, [row for row in rows if cell(row) in shaky]) for case, rows in todo if shaky]
-
-    def late(self, end: float) -> bool:
-        """Return whether the time is over."""
-        return time.monotonic() > end
 
     def wanted(self, case: Any, number: int = 1) -> list[Row]:
         """Return the rows of a case in a round before they are measured, in their order."""

@@ -28,7 +28,7 @@ def toy(tmp_path, monkeypatch):
     made = types.ModuleType("experiments.studies.toy", "A study of numbers.")
     made.__dict__.update(
         Options=Options,
-        KEY=["provider", "n", "round"], calls=[], opens=[], fails={}, clock=[0.0],
+        KEY=["provider", "n", "round"], calls=[], opens=[], fails={},
         cases=lambda run: grid(n=run.options.sizes),
         ways=lambda case, run: [{"provider": name} for name in ("ours", "peer")],
         tables=lambda f: {"all": "\n".join(f"{r.n} {r.status}" for r in f.itertuples())},
@@ -40,7 +40,6 @@ def toy(tmp_path, monkeypatch):
             raise made.fails["open", case.n]
 
         def one(row):
-            made.clock[0] += 40
             made.calls.append((row["provider"], row["n"]))
             if (row["provider"], row["n"]) in made.fails:
                 raise made.fails[row["provider"], row["n"]]
@@ -51,7 +50,6 @@ def toy(tmp_path, monkeypatch):
     made.opened = opened
     monkeypatch.setitem(sys.modules, made.__name__, made)
     monkeypatch.setattr(program, "studies", lambda: {"toy": "A study of numbers."})
-    monkeypatch.setattr(runner.time, "monotonic", lambda: made.clock[0])
 
     def go(*words):
         words = ["name=toy", f"rows={tmp_path}/toy.jsonl", "device=cpu", *words]
@@ -81,13 +79,6 @@ def test_failures_are_tried_again_and_reasons_stay(toy):
     assert [row["status"] for row in toy.go()] == reasons  # the same failure stands once
     toy.fails, toy.calls[:] = {}, []
     assert toy.go()[-1]["status"] == OK and toy.calls == [("peer", 1)]
-
-
-def test_time_is_up_and_the_next_call_goes_on(toy, capsys):
-    assert [row["n"] for row in toy.go("minutes=1")] == [1, 1]
-    assert "2 rows are left" in capsys.readouterr().out
-    assert [row["n"] for row in toy.go("minutes=1")] == [1, 1, 2, 2]
-    assert len(toy.calls) == 4 and "left" not in capsys.readouterr().out
 
 
 def test_a_lost_gpu_ends_the_run(toy):
