@@ -5,19 +5,18 @@ with attention's out and LSE kept. Peaks of two depths give what a layer adds, b
 See docs/results/memory.md.
 """
 
-import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils import checkpoint as recompute
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import masks
 import sparseflash
@@ -163,46 +162,14 @@ def standard_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-class LiveBytes(TorchDispatchMode):
-    """Counts storages from the operator that returns them to their release; `peak` is the most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_key(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        found = func(*args, **(kwargs or {}))
-        for x in tree_leaves(found):
-            if isinstance(x, Tensor) and (key := _key(x)) not in self.known | given:
-                storage = x.untyped_storage()
-                self.known.add(key)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._release, key, storage.nbytes())
-        return found
-
-    def _release(self, key: int, size: int) -> None:
-        self.known.discard(key)  # another storage may have its address
-        self.now -= size
-
-
-def _key(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
-
-
 def peak_mib(step: Callable[[], object], device: torch.device) -> float:
-    """Return the most that a step holds beyond what is held before it.
-
-    On a GPU by its allocator, else by the storages that operators return.
-    """
-    peak = peak_extra_mib(step, device)
-    if peak is None:
-        with LiveBytes() as live:
-            step()
-        peak = live.peak / MIB
-    return peak
+    """Return the most that a step holds beyond what is held before it."""
+    if (peak := peak_extra_mib(step, device)) is not None:
+        return peak
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    events: Any = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    return max(accumulate(e.nbytes() for e in events if e.name() == "[memory]")) / MIB
 
 
 def cases(run: Run) -> list[Case]:

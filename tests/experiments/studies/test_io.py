@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.bench.cases import DENSE, Case
-from experiments.common.rows import frame
 from experiments.studies import io
 from experiments.studies.io import FIGURE_2, FIGURE_2_SHAPE, traffic, work
 
@@ -49,17 +48,6 @@ def test_longer_sequences_have_as_many_tokens(study):
         (DENSE, 4, 2048, 0), ("random_blocks(0.5, block=64)", 4, 2048, 64),
     ]  # fmt: skip
     assert rows[0]["gflop"] == pytest.approx(2 * rows[1]["gflop"])
-
-
-def test_rows_and_tables(measured):
-    rows = measured("io", *SMALL)
-    assert rows[0].saved_mib > 1.5 * rows[1].saved_mib  # P alone is twice q, k, v and out here
-    other = rows[0] | {"dtype": "float16", "ms_median": 7770.0}
-    made = io.tables(frame([other, *rows]))
-    assert made.keys() == {"shape", "sparsity"} and "7,770" not in str(made)
-    assert (
-        "published (A100) | 66.6 | – | 40.3" in made["shape"] and "| no mask |" in made["sparsity"]
-    )
 
 
 def test_counters_are_summed_or_say_why_there_are_none(study, monkeypatch):
