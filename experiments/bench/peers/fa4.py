@@ -20,7 +20,6 @@ from torch import Tensor
 from experiments.bench.cases import CAUSAL, FULL, Case
 from experiments.bench.provider import Attention, Provider, block_lists
 from masks.block_mask import BlockMask
-from masks.interop import block_codes
 
 os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compile once a machine
 
@@ -210,7 +209,7 @@ def to_fa4(blocks: BlockMask, device: Any = None) -> Fa4Mask:
     FlashAttention-4 needs blocks of 128 x 128 for head dimensions up to 128. Its own type is
     `BlockSparseTensorsTorch(*mask.forward)`.
     """
-    codes = torch.from_numpy(block_codes(blocks)).to(device)
+    codes = torch.from_numpy(blocks.codes()).to(device)
     forward, backward = (
         BlockSparseTensors(
             *block_lists(lines >= 0), *block_lists(lines == FULL), block_size=blocks.block_size
