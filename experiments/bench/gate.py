@@ -100,15 +100,10 @@ class Gate:
             errors.append(relative_error(found, sum(others, first)) / 4)
         return max(errors)
 
-    def verdict(self, error: float) -> str | None:
-        """Return why a provider with this error is not timed, or None."""
-        limit = LIMIT[self.q.dtype]
-        return None if error < limit else f"wrong result: error {error:.3g}, limit {limit:g}"
-
     def passed(self, error: float) -> float:
         """Return the error. Raise WrongResult if it is beyond the limit, or NaN."""
-        if wrong := self.verdict(error):
-            raise WrongResult(wrong, error)
+        if not error < (limit := LIMIT[self.q.dtype]):
+            raise WrongResult(f"wrong result: error {error:.3g}, limit {limit:g}", error)
         return error
 
     def _inputs(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:

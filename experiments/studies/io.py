@@ -31,7 +31,6 @@ PARTS = ("shape", "sparsity")
 BYTES = ("dram__bytes_read.sum", "dram__bytes_write.sum")  # of Nsight Compute
 # Figure 2 (left) of FlashAttention: GPT-2 medium, forward and backward, A100: GFLOP, GB and ms
 FIGURE_2 = {"standard": (66.6, 40.3, 41.7), "FlashAttention": (75.2, 4.4, 7.3)}
-FIGURE_2_SHAPE = {"batch": 64, "heads": 16, "n": 1024, "head_dim": 64}
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ A study is a module of this folder. It defines
 
     Options                 its options, a dataclass with those of `runner.Options`; `both` gives
                             one default on a GPU and another on a CPU
-    KEY                     the fields of a row that say what was measured
+    KEY                     the fields of a row that say what was measured; with "round" in rounds
     cases(run)              what to measure: fields of rows, or objects whose `row()` gives them
     ways(case, run)         what to measure of a case: fields such as provider and direction; none
                             where it is one thing

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments.bench.cases import DENSE, Case
-from experiments.bench.gate import Gate
+from experiments.bench.gate import Gate, WrongResult
 from experiments.bench.run import KEY
 from experiments.bench.step import Step, measure, saved_bytes
 from sparseflash.testing import make_qkv
@@ -71,8 +71,11 @@ def test_gate_samples_both_ends_and_refuses_its_limit(dtype, limit):
     assert len(gate.rows) >= 64 and gate.rows.diff().max() <= 7  # from all over
     assert [(batch, kv_head) for batch, _, kv_head in gate.samples] == [(0, 0), (1, 1)]
     out = exact(CASE)(*(t.double() for t in qkv))
-    for error, refused in ((0, False), (limit / 2, False), (2 * limit, True), (float("nan"), True)):
-        assert bool(gate.verdict(gate.forward_error(out * (1 + error)))) == refused
+    for error in (0, limit / 2):
+        assert gate.passed(gate.forward_error(out * (1 + error))) < limit
+    for error in (2 * limit, float("nan")):
+        with pytest.raises(WrongResult, match="wrong result"):
+            gate.passed(gate.forward_error(out * (1 + error)))
 
 
 @pytest.mark.parametrize("wrong", ["dq", "dk", "dv"])
@@ -86,12 +89,13 @@ def test_the_gate_looks_at_every_gradient(wrong):
     gradients = dict(
         zip(("dq", "dk", "dv"), torch.autograd.grad(out, qkv, gate.dout.double()), strict=True)
     )
-    assert gate.verdict(gate.backward_error(**gradients)) is None
-    scaled = gradients | {wrong: gradients[wrong] * (1 + 2e-4)}
-    assert "wrong result" in (gate.verdict(gate.backward_error(**scaled)) or "")
+    assert gate.backward_error(**gradients) < 1e-4
     dq = gradients["dq"]
-    other = gradients | {"dq": dq.masked_fill(dq == 0, 0.01)}  # queries outside the sample
-    assert "wrong result" in (gate.verdict(gate.backward_error(**other)) or "")
+    for changed in (
+        {wrong: gradients[wrong] * (1 + 2e-4)},
+        {"dq": dq.masked_fill(dq == 0, 0.01)},  # queries outside the sample
+    ):
+        assert gate.backward_error(**gradients | changed) > 1e-4
 
 
 def test_the_first_call_does_not_count():

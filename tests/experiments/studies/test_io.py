@@ -7,14 +7,14 @@ import pytest
 
 from experiments.bench.cases import DENSE, Case
 from experiments.studies import io
-from experiments.studies.io import FIGURE_2, FIGURE_2_SHAPE, traffic, work
+from experiments.studies.io import FIGURE_2, traffic, work
 
 SMALL = ["batch=1", "heads=2", "n=128", "head_dim=16", "sparse_n=128"]
 SMALL += ["densities=[0.5]", "methods=[standard,flash]"]
 
 
 def paper(dtype: str = "bfloat16") -> Case:
-    batch, heads, n, head_dim = FIGURE_2_SHAPE.values()
+    batch, heads, n, head_dim = 64, 16, 1024, 64
     return Case(DENSE, batch, heads, heads, n, n, head_dim, dtype, 0, 0)
 
 
