@@ -31,7 +31,6 @@ _scores: "WeakValueDictionary[int, Score]" = WeakValueDictionary()
 _numbers = itertools.count()
 
 
-@torch.compiler.disable(reason="make score functions outside of the compiled function")
 def score(fn: Callable[..., Any]) -> "Score":
     """Return the score function of `fn`, which gives the logits of attention in place of the
     scores.
@@ -54,6 +53,11 @@ def score(fn: Callable[..., Any]) -> "Score":
     Raises ValueError for a function that cannot be read, with what to write instead.
     """
     return Score(fn)
+
+
+# what torch.compiler.disable does, which takes seconds to import the compiler
+vars(score)["_torchdynamo_disable"] = True
+vars(score)["_torchdynamo_disable_msg"] = "make score functions outside of the compiled function"
 
 
 class Score:
