@@ -175,3 +175,12 @@ def test_golden_orders():
     assert hilbert((5, 5)).order(25).tolist() == (
         [0, 1, 6, 5, 10, 15, 20, 21, 16, 11, 12, 17, 22, 23, 24, 19, 18, 13, 14, 9, 8, 7, 2, 3, 4]
     )
+
+
+def test_heads_of_unions_in_another_order():
+    """A union repeats from where all of its parts do."""
+    n, order = 346, np.arange(346)[::-1]
+    mask = masks.heads(masks.strided(5) | masks.keys_at((32,)), masks.causal())
+    dense = mask.build(n, block_size=16).to_dense()[:, :, order][..., order]
+    found = (mask >> masks.permuted(order)).build(n, block_size=16)
+    assert found == masks.BlockMask.from_dense(dense, 16)
