@@ -53,8 +53,7 @@ def cases(run: Run) -> list[Setting]:
     """
     o = run.options
     other = ("sdpa_flash", "sdpa_cudnn") if run.device.type == "cpu" else ("sdpa",)
-    made = [name for name, method in METHODS.items() if method.kind]
-    choices(o, methods=made, variants=VARIANTS, dtype=DTYPES)
+    choices(o, methods=METHODS, variants=VARIANTS, dtype=DTYPES)
     return [
         Setting(
             name, max(1, min(o.batch, o.batch * 65536 // n)), o.heads, n, o.head_dim, o.dtype,
@@ -62,7 +61,7 @@ def cases(run: Run) -> list[Setting]:
         )
         for dropout, padding in (VARIANTS[variant] for variant in o.variants)
         for n in sorted(o.lengths)
-        for name in o.methods or made
+        for name in o.methods or METHODS
         if o.methods or name not in other
         if n <= o.peers_to or name in OURS
     ]  # fmt: skip

@@ -7,7 +7,14 @@ import torch
 from experiments.bench.step import draw
 from experiments.common.rows import OK, Found, frame
 from experiments.studies.attention_table import tables
-from experiments.studies.methods import METHODS, PaddedCase, PaddedGate, Setting
+from experiments.studies.methods import (
+    METHODS,
+    BlockedGather,
+    PaddedCase,
+    PaddedGate,
+    Setting,
+    SlidingChunks,
+)  # fmt: skip
 from sparseflash.testing import relative_error
 
 SMALL = ["lengths=[32,64]", "heads=1", "head_dim=16", "batch=1"]
@@ -35,8 +42,6 @@ def test_rows_of_every_variant_are_told_apart(measured):
 def test_what_cannot_run_is_a_row_with_the_reason(study, one):
     run = study("attention_table", "methods=[sdpa_cudnn]", *SMALL, "variants=[plain]")
     assert {r.status.split(":")[0] for r in one(run, run.study.cases(run)[0])} == {"unsupported"}
-    with pytest.raises(ValueError, match="chunks"):  # in older rows alone
-        study("attention_table", "methods=[chunks]").go()
 
 
 def test_tables_have_the_best_in_bold():
@@ -56,8 +61,9 @@ def test_tables_have_the_best_in_bold():
 # ---- the attentions of the tables
 
 CPU = torch.device("cpu")
-PLAIN = [n for n, m in METHODS.items() if m.kind and m.kernel is None and not m.compiled]
+PLAIN = [n for n, m in METHODS.items() if m.kernel is None and not m.compiled]
 EXACT = [n for n in PLAIN if METHODS[n].exact]
+FORMS = {"chunks": (SlidingChunks, {"window": 32}), "gather": (BlockedGather, {"block": 16})}
 
 
 @pytest.mark.parametrize("padding", [False, True])
@@ -87,3 +93,29 @@ def test_dropout_is_applied_where_there_are_probabilities():
                 outs.append(made(*draw(setting.case(made), CPU)))
         dropped = relative_error(outs[1], outs[0]) > 0.1
         assert dropped or method in ("linear", "performer"), method
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_published_form_is_its_mask(form):
+    for n in (7, 16, 31, 48, 161, 256):
+        for padding in (False, True):
+            cls, own = FORMS[form]
+            made = cls(**own, heads=2, head_dim=8, length=n)
+            torch.manual_seed(0)
+            qkv = [torch.randn(2, 2, n, 8, requires_grad=True) for _ in range(3)]
+            lengths = torch.tensor([n, max(1, n - 20)], dtype=torch.int32) if padding else None
+            dense = torch.from_numpy(made.pattern().build(n, heads=2, block_size=16).to_dense())
+            allowed = dense.expand(2, 2, n, n)
+            queries = torch.ones(2, 1, n, 1, dtype=torch.bool)
+            if lengths is not None:
+                queries = (torch.arange(n) < lengths[:, None])[:, None, :, None]
+                allowed = allowed & queries.mT | ~queries  # queries of padding mean nothing
+            q, k, v = exact = [t.detach().double().requires_grad_() for t in qkv]
+            scores = (q @ k.mT * 8**-0.5).masked_fill(~allowed, -torch.inf)
+            true = (scores.softmax(-1) @ v).where(queries, 0)
+            out = made(*qkv, lengths).where(queries, 0)
+            assert relative_error(out, true) < 1e-5
+            dout = torch.randn(out.shape)
+            found = torch.autograd.grad(out, qkv, dout)
+            for a, b in zip(found, torch.autograd.grad(true, exact, dout.double()), strict=True):
+                assert relative_error(a, b) < 1e-5, (n, padding)
