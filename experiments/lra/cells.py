@@ -19,6 +19,7 @@ from experiments.lra.runs import PRETRAINED, Run
 from experiments.lra.settings import Settings
 
 ALONE = "alone"  # the workload of a measured step
+WORK = ("batch", "precision", "layers", "dim", "heads")
 DEFAULTS: Any = OmegaConf.to_container(OmegaConf.structured(Settings))
 # Settings that runs of one cell may differ in.
 FREE = {each.name for each in fields(Settings) if each.metadata.get("free")}
@@ -116,8 +117,8 @@ def make_cells(
     A cell takes the settings with the most complete runs, then the newest. Each seed counts once:
     the complete run, then the newest. Runs cut short count only if none is complete.
 
-    steps: measured training steps by the usual recipe, whose times replace those of the runs. A
-        cell of another recipe, or without a measurement, has no times then.
+    steps: measured training steps, whose times replace those of the runs. A cell of another recipe,
+        batch, size or precision, or without a measurement, has no times then.
     """
     groups: dict[tuple[RowKey, Column], list[Run]] = {}
     left_out: list[tuple[Run, str]] = []
@@ -131,7 +132,7 @@ def make_cells(
     cells: Cells = {}
     for (row, column), found in groups.items():
         kept, others = _chosen(found)
-        timed = None if steps is None else _timed(row, column, steps)
+        timed = None if steps is None else _timed(row, column, kept, steps)
         cells[row, column] = Cell(kept, timed)
         left_out += others
     return cells, [f"left out: {run.place}, {why}" for run, why in left_out]
@@ -147,13 +148,15 @@ def sorted_columns(columns: Iterable[Column]) -> list[Column]:
     return sorted(set(columns), key=lambda column: (lra.order(lra.LABELS, column.task), column))
 
 
-def _timed(row: RowKey, column: Column, steps: Steps) -> Steps:
+def _timed(row: RowKey, column: Column, runs: Sequence[Run], steps: Steps) -> Steps:
     """Return the newest measured step of the same work on each device."""
     own = column.task, row.attention, row.mask, column.length
+    known = [{**run.settings, **(run.settings.get("model") or {})} for run in runs]
     found = {}
     for step in steps:
         option = step["option"] if isinstance(step["option"], str) else ""
         same = own == (step["task"], step["attention"], option, step["length"])
+        same &= all(each.get(name) in (None, step[name]) for each in known for name in WORK)
         if step["status"] == OK and not row.label and same:
             found[step["device"]] = step
     return [*found.values()]

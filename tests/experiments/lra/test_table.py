@@ -254,16 +254,20 @@ def test_times_come_from_measured_steps_where_they_are_given(table):
         STEP | {"attention": "sparse", "option": "butterfly", "ms_median": 1.0},
         STEP | {"attention": "local", "length": 1024},  # of another length
         STEP | {"attention": "linear", "status": "out of memory"},
+        *(STEP | {"attention": name} for name in ("smyrf", "reformer", "performer")),
     ]
     found = table(
         *(run(name, ms=99.0) for name in ("standard", "flash", "local", "linear", "sparse")),
-        run("sparse", ms=99.0, mask="butterfly"), steps=steps,
+        run("sparse", ms=99.0, mask="butterfly"), run("smyrf", settings={"batch": 64}),
+        run("reformer", settings={"model": {"layers": 4}}),
+        run("performer", settings={"precision": "fp32"}), steps=steps,
     )  # fmt: skip
     rows = {
         "FlashAttention": ("2.00x [2.4x]", "500"),
         "block-sparse, butterfly": ("8.00x [2.8x]", "600"),
         **{name: (f"– [{paper}x]", "–") for name, paper in {
-            "block-sparse": 2.8, "local attention": 1.7, "linear attention": 2.3}.items()},
+            "block-sparse": 2.8, "local attention": 1.7, "linear attention": 2.3,
+            "Smyrf": 1.7, "Reformer": 1.3, "Performer": 1.8}.items()},  # of other work
     }  # fmt: skip
     for name, texts in rows.items():
         assert tuple(value(found, name, head) for head in ("speed-up", "peak MiB")) == texts, name
