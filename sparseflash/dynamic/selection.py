@@ -200,7 +200,7 @@ def static_selection(
         tiles, partial = Tiles(blocks.grid), codes >= 0
         _, row, col = blocks.grid.split(np.flatnonzero(partial))
         cut = blocks.grid.cut(row, col)
-        codes, own = (EMPTY + FULL) - codes, codes[partial]
+        codes, own = (EMPTY + FULL) - codes, codes[partial].astype(np.int64)
         codes[partial] = tiles.codes_of(~bits, own, cut)
         bits = tiles.bits
     max_blocks = int((codes != EMPTY).sum())
