@@ -126,7 +126,7 @@ class Backward:
         self.score = _score(problem)
         if self.score is not None and self.score.added:
             self.added = Cut("backward_tables", problem, schedule)
-        static = self.kv.static
+        static, self.keep_scale = self.kv.static, keep_scale(problem.options.dropout_p)
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=static)
         self.launch_q = Launch(backward.backward_q, static=static)
@@ -241,13 +241,16 @@ class Backward:
         walk: Walk,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """Return the gradients of the tables of a score; row_sums: from `queries`."""
-        score, tables = self.score, saved.terms.tables
+        score, (q, k, v, *_), tables = self.score, saved, saved.terms.tables
         assert score is not None
         buffers, units = score.buffers(tables), row_sums
         if buffers:
-            units = score.units(row_sums[: len(score.summed)])
+            # of the sum of |dS| of a query: dP is at most |dO| |V|, and so is delta without dLSE
+            largest = [torch.linalg.vector_norm(t, torch.inf).float() for t in (dout, v, delta)]
+            bound = largest[0] * largest[1] * (v.shape[3] * self.keep_scale) + largest[2]
+            units = score.units(row_sums, lse_log2.numel(), bound)
             self.queries(dout, delta, lse_log2, saved, walk, units, buffers)
-        return score.gradients(tables, row_sums, units, buffers, saved.k.shape[2])
+        return score.gradients(tables, row_sums, units, buffers, q.shape[2], k.shape[2])
 
 
 plan_forward, plan_backward = Forward, Backward

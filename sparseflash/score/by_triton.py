@@ -1,12 +1,12 @@
 """Scores as the text of Triton functions.
 
-A rule becomes two functions of a tile. The first gives its logits up to a positive factor, this
-factor in base 2, and the values that its derivatives use again; the second multiplies a gradient of
-the logits with the derivatives. Both get the products `raw` and `g`, tiles; `scale`, `b` and `h`,
-numbers; `q` and `k`, a column and a row of token
-numbers, or the other way round; and `args`: of each table its pointer and its sizes. `first` is the
-distance of the first key from the first query. docs/internals/kernels.md says how the gradients of
-tables are summed.
+A rule becomes functions of a tile. `numbers` gives what depends on batch entry and head alone.
+`score` gives x, unit and add, whose (x unit + add) are the logits in base 2, and the values that
+the derivatives use again; `slope` multiplies a gradient of the logits with the derivatives. They
+get the products `raw` and `g`, tiles; `scale`, `b` and `h`, numbers; `q` and `k`, a column and a
+row of token numbers, or the other way round; and `args`: of each table its pointer and its sizes.
+`first` is the distance of the first key from the first query. docs/internals/kernels.md says how
+the gradients of tables are summed.
 """
 
 import hashlib
@@ -22,7 +22,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from masks.predicate.expression import BOOL, INT, REAL, Expression, constant, walk
+from masks.predicate.expression import (
+    BOOL,
+    INT,
+    REAL,
+    Expression,
+    constant,
+    multiply,
+    walk,
+    whole,
+)
 from sparseflash.cache import cached
 from sparseflash.kernels.common.shapes import LOG2E
 from sparseflash.kernels.portable.capping import capped
@@ -52,11 +61,17 @@ _GLOBALS = {
     "sums_by_distance": sums_by_distance, "band": band, "spread": spread, "fixed": fixed,
 }  # fmt: skip
 _NUMBERS = ("b", "h", "q", "k", "n_q", "n_k")
-_SYMBOLS = (*_NUMBERS, "s", "g", "d")
-_ARGS = "raw, scale, b, h, q, k, n_q, n_k, first, args"
-_SLOPE_ARGS = "raw, scale, g, kept, b, h, q, k, n_q, n_k, first, far, args, sums"
-_NOWHERE = 2**30  # beyond all distances, and a multiple of 16
+_SYMBOLS = (*_NUMBERS, "s", "g", "d", "inverse")
+_OF_TILE = {"q", "k", "s", "g", "d"}
+_INVERSE = Expression("inverse", REAL)  # 1 / scale
+_PLACE = "b, h, q, k, n_q, n_k, first"
 _SHAPE = "M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, FAST: tl.constexpr"
+_ARGS = f"raw, scale, numbers, {_PLACE}, args, {_SHAPE}"
+_SLOPE_ARGS = f"raw, scale, g, kept, numbers, {_PLACE}, far, args, sums, {_SHAPE}"
+_NUMBER_ARGS = "b, h, n_q, n_k, args"
+_BAND_ARGS = f"scale, b, h, d, n_q, n_k, args, {_SHAPE}"
+_NOWHERE = 2**30  # beyond all distances, and a multiple of 16
+_BOUNDED = 50  # a logit whose exponential, and sums of these, fit the range of bfloat16
 _COSTLY = ("tanh", "exp", "log", "sqrt", "divide", "load")  # kept for the derivatives
 _SINGULAR = ("exp", "log", "sqrt", "load")  # may be infinite where g is 0
 
@@ -67,96 +82,135 @@ class KernelScore:
     A gradient that is a number for each query is summed by the kernel of dq over the keys, and then
     by torch. The others are added by a kernel of their own to a buffer like the table, as integers:
     sums of these are the same in any order. What bounds such a sum, and so sets the unit, is the
-    largest sum of absolute values of a query, which the kernel of dq has too. Where each pair has
-    an entry of its own, it is stored.
+    largest sum of absolute values of a query: that of dS has a bound that torch computes, any
+    other one is summed by the kernel of dq. Where each pair has an entry of its own, it is stored.
 
-    Far from the diagonal a read by distance may take one entry, as it does beyond a radius: tiles
-    load it alone there, and the kernel of dq sums the gradients of blocks of SPAN x SPAN pairs.
+    Terms that are added to the score take the form of a number for a tile where they can: those of
+    batch entry and head, and reads by distance that take one entry beyond a radius. The kernel of
+    dq sums the gradients of such an entry over blocks of SPAN x SPAN pairs.
 
     gluon: the functions are for Gluon, whose layouts have no gathers. What a tile reads by distance
-    comes from vectors, which `by_distance` makes before; and `first` is a tuple of tiles: two of
-    float32 that add up to the distances, the second of constants, and two of integers.
+    comes from vectors, which `by_distance` makes before; and `first` is a tuple, see
+    `kernels.hopper.score.places`. `slope_sums` gives in place of sums the values to add up, each
+    with the conditions of its sums.
     """
 
     def __init__(self, rule: Rule, gluon: bool = False):
         self.rule, self.gluon = rule, gluon
-        self.near: dict[Expression, int] = {}  # what `bands` gives; complete after the functions
+        # what `bands` and `numbers` give; complete after the other functions
+        self.near: dict[Expression, int] = {}
+        self.once: dict[Expression, int] = {}
         # where args have the pointer of a table, before its sizes
         *self.places, self.n_args = accumulate((1 + kind.ndim for kind in rule.kinds), initial=0)
         self.kept = _kept(rule)
-        factor, parts = _factors(rule.logits)
-        apart = len(parts) == 1 and 0 < factor and not gluon
-        self.factor, self.root = (factor, parts[0]) if apart else (1.0, rule.logits)
-        self.summed = [read for read in rule.reads if not _stored(read)]
+        self.terms = _terms(rule.logits)
+        self.scaled = sum("s" in _symbols(node) for _, node in self.terms) == 1 and any(
+            sign > 0 and node.op == "s" for sign, node in self.terms
+        )  # x is that of the products as they are
+        # where args have the last of the first distances with one entry, and the first of the last
+        self.spans: dict[Expression, int] = {}
+        for _, node in self.terms:
+            if node.op == "load" and len(self.terms) > 1 and _has_ends(node):
+                self.spans.setdefault(node, self.n_args + 2 * len(self.spans))
+        self.n_args += 2 * len(self.spans)
         self.added = [read for read in rule.reads if not _is_carried(read)]
+        self.counted = {r.node: i for i, r in enumerate(r for r in self.added if not _stored(r))}
+        self.summed = [
+            read
+            for read in rule.reads
+            if _is_carried(read) or not (_stored(read) or _is_plain(read.grad))
+        ]
         self.number = {read.node: i for i, read in enumerate(self.summed)}
         self.paired = is_paired(rule.text)
-        # where args have the last of the first distances with one entry, and the first of the last
-        loads = (node for node in walk(rule.logits) if node.op == "load" and not gluon)
-        spans = (node for node in loads if _has_ends(node))
-        self.spans = {node: self.n_args + 2 * i for i, node in enumerate(spans)}
-        self.n_args += 2 * len(self.spans)
-        far = (read for read in self.added if read.node in self.spans)
+        far = (r for r in self.added if r.node in self.spans and _is_plain(r.grad))
         self.far = {read.node: len(self.summed) + 2 * i for i, read in enumerate(far)}
         self.n_sums = len(self.summed) + 2 * len(self.far)
+        # whether the sums of a tile may be those by key
+        self.any_side = all(read.reach == "bh" for read in self.summed)
 
     @cached_property
     def score(self) -> Any:
-        """The function (logits / factor, factor in base 2, what the slopes take) of a tile."""
+        """The function (x, unit, add, what the slopes take) of a tile."""
         write = _Writer(self)
-        kept = (f"{write(node)}{self._packed(node)[0]}" for node in self.kept)
-        result = f"{write(self.root)}, {self.factor * LOG2E!r}, ({_listed(kept)})"
-        return _function(write, _ARGS, result)
+        factor, parts = _factors(self.rule.logits)
+        apart = len(parts) == 1 and factor > 0
+        amplified = self.gluon and apart and parts[0].op == "tanh"
+        if amplified:
+            write.amplified(parts[0], factor * LOG2E)
+        kept = [f"{write(node)}{self._packed(node)[0]}" for node in self.kept]
+        if amplified:
+            result = "x, unit, 0.0"
+        elif len(self.terms) == 1:
+            x = write(parts[0] if apart else self.rule.logits)
+            result = f"{x}, {(factor if apart else 1.0) * LOG2E!r}, 0.0"
+        else:
+            result = write.sum_of_terms()
+        return _function(write, _ARGS, f"{result}, ({_listed(kept)})")
 
     @property
     def bounded(self) -> bool:
         """Whether exponentials of the logits fit the range of bfloat16 without running maxima."""
-        return self.root.op == "tanh" and self.factor <= 50
+        low, high = _range(self.rule.logits)
+        return -_BOUNDED <= low and high <= _BOUNDED
 
     @cached_property
     def slope(self) -> Any:
         """The function (gradient of the scaled scores, ()) of a tile."""
-        return self._slope([])
+        return self._slope(False)
 
     @cached_property
     def bands(self) -> Any:
         """The function (values of `near`) of a vector of distances d, in place of a tile."""
-        _ = self.score, self.slope  # which name what is kept
-        write = _Writer(self, lines=[])
+        _ = self.score, self.slope_sums  # which name what is kept
+        write = _Writer(self, of_band=True, once=False)
         values = [write(distance_form(node)) for node in self.near]
-        return _function(write, "b, h, d, n_q, n_k, args", f"({_listed(values)})")
+        return _function(write, _BAND_ARGS, f"({_listed(values)})")
+
+    @cached_property
+    def numbers(self) -> Any:
+        """The function of `once`."""
+        _ = self.score, self.slope, self.slope_sums, None if self.gluon else self.slope_tables
+        write = _Writer(self, of_band=True, once=False)
+        values = [write(node) for node in self.once]
+        return _function(write, _NUMBER_ARGS, f"({_listed(values)})")
 
     @cached_property
     def slope_sums(self) -> Any:
         """`slope`, with sums [M] of `summed`, and two of each of `far`, in place of ()."""
-        return self._slope(self.summed)
+        return self._slope(True)
 
     @cached_property
     def slope_tables(self) -> Any:
         """The function that adds to the buffers, which are args after the tables and the units."""
         write = self._after()
         for i, read in enumerate(self.added):
-            number = self.number.get(read.node)
-            unit = "" if number is None else f"args[{self.n_args}] + {number}"
+            at = self.counted.get(read.node)
+            unit = "" if at is None else f"args[{self.n_args}] + {at}"
             write.add(read, f"args[{self.n_args + 1 + i}]", unit)
         return _function(write, _SLOPE_ARGS, "g, sums")
 
-    def _slope(self, reads: Sequence[Read]) -> Any:
+    def _slope(self, with_sums: bool) -> Any:
         write, sums = self._after(), []
         result = write.guarded(self.rule.ds) if _is_tile(self.rule.ds) else "g * 0.0"
-        for i, read in enumerate(reads):
-            value = write.guarded(read.grad)
-            value = value if _is_carried(read) else f"tl.abs({value})"
-            sums.append(f"sums[{i}] + tl.sum({value}, 1)")
-        for read in (read for read in reads if read.node in self.far):
-            value = write.line(f"tl.sum({write.guarded(read.grad)}, 1)")
-            for end in self.ends_of(read):
-                sums.append(f"sums[{len(sums)}] + tl.where({end}, {value}, 0.0)")
+        far = [read for read in self.added if read.node in self.far]
+        for read in (*self.summed, *far) if with_sums else ():
+            value, ends = write.guarded(read.grad), ("True",)
+            if read.node in self.far:
+                ends = self.ends_of(read)
+            elif not _is_carried(read):
+                value = f"tl.abs({value})"
+            if self.gluon:
+                sums.append(f"({value}, ({_listed(ends)}))")
+                continue
+            value = write.line(f"tl.sum({value}, 1)")
+            for end in ends:
+                part = value if end == "True" else f"tl.where({end}, {value}, 0.0)"
+                sums.append(f"sums[{len(sums)}] + {part}")
         return _function(write, _SLOPE_ARGS, f"{result}, ({_listed(sums)})")
 
     def _after(self) -> "_Writer":
         kept = (f"kept[{i}]{self._packed(node)[1]}" for i, node in enumerate(self.kept))
-        return _Writer(self, dict(zip(self.kept, kept, strict=True)))
+        return _Writer(self, known=dict(zip(self.kept, kept, strict=True)))
 
     def _packed(self, node: Expression) -> tuple[str, str]:
         """Return how a value is kept, and taken again: bounded ones in half of the registers."""
@@ -168,12 +222,11 @@ class KernelScore:
         at = self.spans[read.node]
         return f"(far + {SPAN.value} <= args[{at}])", f"(far - {SPAN.value} >= args[{at + 1}])"
 
-    def options(
-        self, tables: Sequence[Tensor], n_q: int, n_k: int, *more: Tensor
-    ) -> dict[str, Any]:
+    def options(self, tables: Sequence[Tensor], n_q: int, n_k: int, *more: Any) -> dict[str, Any]:
         """Return the arguments of a kernel; more: args after the tables."""
         args = *(x for t in tables for x in (t, *t.shape)), *self.ends(tables, n_q, n_k), *more
-        return {"score_args": args, "SCORE": self.score, "PAIRED": self.paired}
+        functions = {"SCORE": self.score, "NUMBERS": self.numbers}
+        return {"score_args": args, "PAIRED": self.paired, **functions}
 
     def ends(self, tables: Sequence[Tensor], n_q: int, n_k: int) -> tuple[int, ...]:
         """Return the two distances of each of `spans`, multiples of 16, as Triton compiles others
@@ -192,53 +245,52 @@ class KernelScore:
 
     def buffers(self, tables: Sequence[Tensor]) -> list[Tensor]:
         """Return zeros for each of `added`."""
+        dtypes = (torch.int64 if read.node in self.counted else None for read in self.added)
         return [
-            torch.zeros_like(
-                tables[read.table], dtype=torch.int64 if read.node in self.number else None
-            )
-            for read in self.added
+            torch.zeros_like(tables[read.table], dtype=dtype)
+            for read, dtype in zip(self.added, dtypes, strict=True)
         ]
 
-    def units(self, row_sums: Tensor) -> Tensor:
+    def units(self, row_sums: Tensor, n_rows: int, bound: Tensor) -> Tensor:
         """Return powers of two that make integers of gradients, whose sums stay below 2**62.
 
-        row_sums (summed, B, H, N_q): a NaN among them makes gradients of NaN.
+        row_sums (n_sums, B, H, N): those of queries, of which there are n_rows in all. bound: of
+            such a sum of absolute values of dS. A NaN makes gradients of NaN.
         """
-        rows, largest = math.prod(row_sums.shape[1:]), row_sums.abs().amax((1, 2, 3))
-        return torch.exp2((61.0 - math.log2(rows) - largest.log2()).floor().clamp(max=100.0))
+        numbers = [self.number.get(node) for node in self.counted]
+        sums = [bound if i is None else row_sums[i].abs().amax() for i in numbers]
+        if not sums:
+            return bound
+        largest = torch.stack(sums).log2()
+        return torch.exp2((61.0 - math.log2(n_rows) - largest).floor().clamp(max=100.0))
 
     def gradients(
         self, tables: tuple[Tensor, ...], row_sums: Tensor, units: Tensor,
-        buffers: Sequence[Tensor], n_k: int,
+        buffers: Sequence[Tensor], n_q: int, n_k: int,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        """Return those of the tables."""
-        shape = row_sums.shape[1:]  # B, H, N_q
-        b, h, q = (torch.arange(n, device=row_sums.device) for n in shape)
+        """Return those of the tables; row_sums: from `slope_sums`, (n_sums, B, H, any)."""
+        b, h, q = (torch.arange(n, device=row_sums.device) for n in row_sums.shape[1:])
         numbers = {"b": b[:, None, None], "h": h[:, None], "q": q}
         made = {read.node: buffer for read, buffer in zip(self.added, buffers, strict=True)}
         totals: list[Tensor | None] = [None] * len(tables)
         for read in self.rule.reads:
-            number, table, known = (
-                self.number.get(read.node),
-                tables[read.table],
-                totals[read.table],
-            )
+            table, known = tables[read.table], totals[read.table]
             if _is_carried(read):
+                sums = row_sums[self.number[read.node]]
                 part = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
-                if not _placed(part, read, row_sums[number]):
-                    at = Scored(self.rule, tables, row_sums, shape[2], n_k, **numbers)
-                    gather(part, at.place(read.table, read.index), row_sums[number])
+                at = Scored(self.rule, tables, sums, n_q, n_k, **numbers)
+                gather(part, at.place(read.table, read.index), sums)
             else:
                 part = made[read.node]
-                if number is not None:
-                    part = part / units[number].double()
+                if read.node in self.counted:
+                    part = part / units[self.counted[read.node]].double()
             if read.node in self.far:
                 first = self.far[read.node]
                 sums = row_sums[first : first + 2].sum(-1, keepdim=True)  # (2, B, H, 1)
                 # the smallest and the largest, made on the device: a CUDA graph may record this
-                d = torch.arange(2, device=table.device) * (shape[2] + n_k - 2) + 1 - shape[2]
+                d = torch.arange(2, device=table.device) * (n_q + n_k - 2) + 1 - n_q
                 d = d.view(2, 1, 1, 1)
-                at = Scored(self.rule, tables, sums, shape[2], n_k, d=d, **numbers)
+                at = Scored(self.rule, tables, sums, n_q, n_k, d=d, **numbers)
                 gather(part, at.place(read.table, map(distance_form, read.index)), sums)
             totals[read.table] = part if known is None else known + part
         for i, kind in enumerate(self.rule.kinds):
@@ -272,19 +324,6 @@ def _ends(text: str, shapes: tuple[tuple[int, ...], ...], n_q: int, n_k: int) ->
 def _is_carried(read: Read) -> bool:
     """Whether its gradient is a number for each query."""
     return read.reach in ("bh", "q")
-
-
-def _placed(part: Tensor, read: Read, row_sums: Tensor) -> bool:
-    """Put sums (B, H, N_q) at their entries, where the index is numbers of these alone."""
-    names = [bare(i) or "" for i in read.index]
-    if len(set(names)) < len(names) or not set(names) <= set("bhq"):
-        return False
-    others = [dim for dim, name in enumerate("bhq") if name not in names]
-    found = row_sums.sum(others) if others else row_sums
-    order = sorted(names, key="bhq".index)
-    found = found.permute([order.index(name) for name in names])
-    part[tuple(slice(n) for n in found.shape)] = found
-    return True
 
 
 def _has_ends(node: Expression) -> bool:
@@ -337,6 +376,73 @@ def _factors(node: Expression) -> tuple[float, list[Expression]]:
     return (factor, parts) if 1e-30 <= abs(factor) <= 1e30 else (1.0, [node])
 
 
+def _is_plain(grad: Expression) -> bool:
+    """Whether a gradient is that of the logits, or no larger."""
+    factor, parts = _factors(grad)
+    return abs(factor) <= 1 and [part.op for part in parts] == ["g"]
+
+
+def _terms(node: Expression, sign: int = 1) -> list[tuple[int, Expression]]:
+    """Return expressions with signs whose sum is the node."""
+    if node.op not in ("add", "subtract"):
+        return [(sign, node)]
+    left, right = node.args
+    return _terms(left, sign) + _terms(right, sign if node.op == "add" else -sign)
+
+
+def _leaves(node: Expression) -> list[Expression]:
+    """Return expressions whose product is the node."""
+    return [leaf for arg in node.args for leaf in _leaves(arg)] if node.op == "multiply" else [node]
+
+
+def _split(node: Expression) -> tuple[list[Expression], list[Expression]]:
+    """Return expressions whose product is the node: numbers, and tiles."""
+    leaves = _leaves(node)
+    tiles = [leaf for leaf in leaves if _symbols(leaf) & _OF_TILE]
+    return [leaf for leaf in leaves if leaf not in {*tiles}], tiles
+
+
+def _slant(node: Expression) -> Expression | None:
+    """Return r of a product of numbers and abs(k - q + r), r being an integer of the call."""
+    _, tiles = _split(node)
+    if len(tiles) == 1 and tiles[0].kind == INT and tiles[0].data == (0, (1,)):
+        (inner,) = tiles[0].args
+        if inner.op == "absolute":
+            (total,) = inner.args
+            factors = dict(zip((arg.op for arg in total.args), total.data[1], strict=True))
+            k = factors.get("k", 0)
+            if abs(k) == 1 and factors.get("q") == -k and {*factors} <= {"q", "k", "n_q", "n_k"}:
+                rest = {arg: k * factors[arg.op] for arg in total.args if arg.op not in ("q", "k")}
+                return whole(k * total.data[0], rest)
+    return None
+
+
+def _range(node: Expression) -> tuple[float, float]:
+    """Return bounds of a real."""
+    if node.op == "float":
+        return node.data, node.data
+    if (value := constant(node)) is not None:
+        return value, value
+    if node.op == "tanh":
+        return -1.0, 1.0
+    if node.kind == REAL and len(node.args) > 1:
+        (a, b), (c, d) = map(_range, node.args[-2:])
+        match node.op:
+            case "add":
+                return a + c, b + d
+            case "subtract":
+                return a - d, b - c
+            case "where":
+                return min(a, c), max(b, d)
+            case "minimum":
+                return min(a, c), min(b, d)
+            case "maximum":
+                return max(a, c), max(b, d)
+            case "multiply" if math.inf not in map(abs, (a, b, c, d)):
+                return min(a * c, a * d, b * c, b * d), max(a * c, a * d, b * c, b * d)
+    return -math.inf, math.inf
+
+
 def _symbols(node: Expression) -> set[str]:
     return {part.op for part in walk(node)} & set(_SYMBOLS)
 
@@ -362,14 +468,19 @@ def _listed(names: Any) -> str:
 
 
 class _Writer:
-    """The lines of a function, one for each node; given `lines`, of a band in place of a tile."""
+    """The lines of a function, one for each node.
+
+    of_band: of a band of distances in place of a tile. once: whether the function gets `numbers`.
+    """
 
     def __init__(
-        self, score: KernelScore, known: dict[Expression, str] | None = None, lines: Any = None
-    ):
-        self.score, self.known, self.reals = score, known or {}, {}
-        self.band, self.lines = lines is not None, [] if lines is None else lines
-        self.distance, self.prefix = "d", "x"
+        self, score: KernelScore, lines: list[str] | None = None, *, prefix: str = "x",
+        known: dict[Expression, str] | None = None, of_band: bool = False, once: bool = True,
+        distance: str = "d",
+    ):  # fmt: skip
+        self.score, self.known, self.reals = score, {} if known is None else known, {}
+        self.lines, self.prefix = [] if lines is None else lines, prefix
+        self.of_band, self.once, self.distance = of_band, once, distance
 
     def __call__(self, node: Expression) -> str:
         if node not in self.known:
@@ -377,12 +488,14 @@ class _Writer:
         return self.known[node]
 
     def _named(self, node: Expression) -> str:
+        if self.once and node.kind == REAL and not _symbols(node) & {*_OF_TILE, "inverse"}:
+            if any(part.op == "load" for part in walk(node)):
+                return f"numbers[{self.score.once.setdefault(node, len(self.score.once))}]"
         if self._by_distance(node):
             if self.score.gluon:
-                return self.line(self._near(node))
-            if node in self.score.spans:
-                return self._near_or_far(node)
-            return self.line(f"spread({self.of_band(distance_form(node))}, M, N, T)")
+                return self.line(self._near(node, "first[2]", " + first[3]"))
+            band = _Writer(self.score, self.lines, prefix=self.prefix, of_band=True)
+            return self.line(f"spread({band(distance_form(node))}, M, N, T)")
         if node.op == "s":
             return self.line("raw * scale")
         if node.op == "d":
@@ -402,34 +515,90 @@ class _Writer:
         self.lines.append(f"{name} = {text}")
         return name
 
-    def _near_or_far(self, node: Expression) -> str:
-        """Return a tile, with one load where it takes one entry."""
-        at, name = self.score.spans[node], f"y{len(self.lines)}"
-        test = f"(first + N > args[{at}]) & (first - M < args[{at + 1}])"
-        forms = []
-        for distance, form in (("d", "spread({}, M, N, T)"), ("first", "tl.zeros_like(raw) + {}")):
-            inner = _Writer(self.score, lines=[])
-            inner.distance, inner.prefix = distance, f"{name}_{distance}"
-            value = form.format(inner(distance_form(node)))
-            forms.append([*inner.lines, f"{name} = {value}"])
-        near, far = ("".join(f"\n        {line}" for line in lines) for lines in forms)
-        self.lines.append(f"if {test}:{near}\n    else:{far}")
-        return name
+    def number(self, node: Expression) -> str:
+        return self.real(node) if node.kind == INT else self(node)
 
-    def of_band(self, node: Expression) -> str:
-        """Return that of the distances in a tile [2 max(M, N)]."""
-        return _Writer(self.score, lines=self.lines)(node)
+    def sum_of_terms(self) -> str:
+        """Return x, unit and add for the terms of the logits."""
+        score, out = self.score, "raw" if self.score.scaled else ""
+        unit = self.line(f"scale * {LOG2E!r}") if score.scaled else repr(LOG2E)
+        adds, late = [], []
+        for sign, node in score.terms:
+            op = "+" if sign > 0 else "-"
+            if not _symbols(node) & {"q", "k", "s"}:
+                adds.append(f"{op} {self.number(node)} * {LOG2E!r}")
+            elif node in score.spans:
+                late.append((op, self._near_or_far, node))
+            elif score.gluon and _slant(node) is not None:
+                late.append((op, self._slanted, node))
+            elif node.op != "s" or not score.scaled:
+                out += f" {op} {self._scaled(node)}"
+        self.lines.append(f"x = {out.removeprefix(' + ').strip()}")
+        for i, (op, write, node) in enumerate(late):
+            write(f"add{i}", op, unit, node)
+            adds.append(f"+ add{i}")
+        return f"x, {unit}, {' '.join(adds).removeprefix('+ ') or '0.0'}"
 
-    def _near(self, node: Expression) -> str:
-        """Return the load of a tile from a vector of `by_distance`."""
+    def _scaled(self, node: Expression) -> str:
+        """Return a term of x: where it has numbers, their product with a tile."""
+        if self._by_distance(node):
+            return self(multiply(node, _INVERSE) if self.score.scaled else node)
+        value = self.line(" * ".join(map(self.number, _split(node)[1])))
+        return f"{factor} * {value}" if (factor := self._factor(node)) else value
+
+    def _factor(self, node: Expression) -> str:
+        """Return the product of the numbers of a term of x, or nothing."""
+        factors = [*map(self.number, _split(node)[0]), *["inverse"] * self.score.scaled]
+        return self.line(" * ".join(factors)) if factors else ""
+
+    def _near_or_far(self, add: str, op: str, unit: str, node: Expression) -> None:
+        """Add a read by distance to x, or its one entry in tiles that are far to `add`."""
+        score, at, minus = self.score, self.score.spans[node], op.strip("+")
+        low, high = ("first[4]", "first[5]") if score.gluon else ("first - M", "first + N")
+        node = multiply(node, _INVERSE) if score.scaled else node
+        near = _Writer(score, prefix=f"{add}_near")
+        value = near(node)
+        far = _Writer(score, prefix=f"{add}_far", of_band=True, distance="first")
+        entry = far.line(self._near(node, low, "")) if score.gluon else far(distance_form(node))
+        self.lines += [
+            f"if ({high} > args[{at}]) & ({low} < args[{at + 1}]):",
+            *_indented([*near.lines, f"x = x {op} {value}", f"{add} = scale * 0.0"]),
+            "else:",
+            *_indented([*far.lines, f"{add} = {minus}({entry} * {unit})"]),
+        ]
+
+    def _slanted(self, add: str, op: str, unit: str, node: Expression) -> None:
+        """Add the product of a number and abs(k - q + r) to x. Where the sign of the distance is
+        the same in a tile, its rows and columns add up: the rows become `add`.
+        """
+        factor, rest = self._factor(node) or "1.0", _slant(node)
+        above, below = (factor, f"-{factor}")[:: 1 if op == "+" else -1]
+        assert rest is not None
+        whole, real = self(rest), self.real(rest)
+        near = f"x = x {op} {factor} * tl.abs({real} + first[0] + first[1])"
+        self.lines += [
+            "if T:",
+            *_indented([near, f"{add} = 0.0"]),
+            f"elif (first[5] + {whole} > 0) & (first[4] + {whole} < 0):",
+            *_indented([near, f"{add} = first[6] * 0.0"]),
+            "else:",
+            *_indented([
+                f"{add}_factor = tl.where(first[4] + {whole} >= 0, {above}, {below})",
+                f"x = tl.fma(first[1], {add}_factor, x)",  # LLVM would join it with the other one
+                f"{add} = ({add}_factor * {unit}) * (first[6] + {real})",
+            ]),
+        ]  # fmt: skip
+
+    def _near(self, node: Expression, first: str, step: str) -> str:
+        """Return the load of a tile, or of one distance, from a vector of `by_distance`."""
         number = self.score.near.setdefault(node, len(self.score.near))
         vectors, length, middle, heads, size = (f"args[{self.score.n_args + i}]" for i in range(5))
         at = f"tl.cast(b * {heads} + h, tl.int64) * {length} + ({middle} + {number} * {size})"
-        return f"tl.load({vectors} + ({at} + first[2]) + first[3])"
+        return f"tl.load({vectors} + ({at} + {first}){step})"
 
     def _by_distance(self, node: Expression) -> bool:
         """Whether a tile is looked up by distance alone: once for each, and then spread."""
-        if self.band or node.kind != REAL or not {"q", "k"} <= _symbols(node):
+        if self.of_band or node.kind != REAL or not {"q", "k"} <= _symbols(node):
             return False
         if _symbols(node) & {"s", "g"} or reach((node,)) != "d":
             return False
@@ -451,7 +620,7 @@ class _Writer:
             self.lines.append(f"tl.store({buffer} + {at}, {value}, mask=g != 0.0)")
             return
         if read.reach == "d":
-            band = _Writer(self.score, lines=self.lines)
+            band = _Writer(self.score, self.lines, of_band=True)
             at = band.place(read.table, tuple(map(distance_form, read.index)))
             value = self.line(f"sums_by_distance({value}, M, N)")
         else:
@@ -514,15 +683,25 @@ class _Writer:
             return f"{names[0]} {_INFIX[node.op]} {names[1]}"
         return f"{_CALLS[node.op]}({', '.join(names)})"
 
-    def _tanh(self, node: Expression) -> str:
-        fast = "FAST" if _is_tile(node) and not self.band else "False"
+    def amplified(self, node: Expression, factor: float) -> None:
+        """Write x = factor * tanh, by the polynomial of `capped`, and unit = 1; or x = tanh and the
+        factor as its unit.
+        """
+        for test, of_x, unit in (("if FAST == 2:", 1.0, factor), ("else:", factor, 1.0)):
+            inner = _Writer(self.score, prefix="t_")
+            inner.lines += [f"x = {inner._tanh(node, of_x)}", f"unit = {unit!r}"]
+            self.lines += [test, *_indented([*inner.lines, f"t = x * {1 / of_x!r}"])]
+        self.known[node] = "t"
+
+    def _tanh(self, node: Expression, amplitude: float = 1.0) -> str:
+        fast = "FAST" if _is_tile(node) and not self.of_band else "False"
         factor, parts = _factors(node.args[0])
-        if len(parts) != 1 or parts[0].op != "s" or factor < 0 or self.score.gluon:
-            return f"capped({self(node.args[0])}, 1.0, 1.0, {fast})"
+        if len(parts) != 1 or parts[0].op != "s" or factor < 0:
+            return f"capped({self(node.args[0])}, 1.0, {amplitude}, {fast})"
         # of the products as they are; beyond these limits tanh is linear, or its sign
         cap = self.line(f"{1 / factor!r} / scale")
         near = self.line(f"tl.minimum(tl.maximum({cap}, 1e-7), 1e7)")
-        return f"capped(raw, {near}, tl.minimum({near} / {cap}, 1.0), {fast})"
+        return f"capped(raw, {near}, tl.minimum({near} / {cap}, 1.0) * {amplitude}, {fast})"
 
     def real(self, node: Expression) -> str:
         """Return an integer in float32. Sums of token numbers are made of these, exact below 2**24:
@@ -564,8 +743,14 @@ def _function(write: _Writer, parameters: str, result: str) -> Any:
     lines = write.lines
     if any("spread(" in line or "sums_by_distance(" in line for line in lines):
         lines = ["d = band(first, M, N)", *lines]
-    body = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))
-    return _compiled(f"({parameters}, {_SHAPE}):\n{body}")
+    if any("inverse" in line for line in lines):
+        lines = ["inverse = 1.0 / scale", *lines]
+    body = "".join(f"{line}\n" for line in _indented([*lines, f"return {result}"]))
+    return _compiled(f"({parameters}):\n{body}")
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 @cache

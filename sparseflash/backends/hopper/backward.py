@@ -68,7 +68,7 @@ def backward_form(
     if width > 128:  # what it runs has no other form
         one_pass = True
     elif problem.options.score:
-        one_pass, joined = not (problem.options.deterministic or _has_sums(problem)), True
+        one_pass, joined = not problem.options.deterministic and _sums_by_key(problem), True
     elif one_pass and joined and schedule is not None:
         one_pass = not _leaves_l2(problem, schedule)
     cols = cols_tiles(width, block_k, with_dq=one_pass, joined=joined)
@@ -77,11 +77,12 @@ def backward_form(
     return BackwardForm(one_pass, cols, rows_tiles(width, block_q))
 
 
-def _has_sums(problem: Problem) -> bool:
-    """Whether gradients of the tables of a score are summed by the pass over rows."""
+def _sums_by_key(problem: Problem) -> bool:
+    """Whether the pass over columns can sum what gradients of the tables of a score take."""
     from sparseflash.score.by_triton import kernel_score
 
-    return bool(kernel_score(problem.options.score).summed)
+    score = kernel_score(problem.options.score)
+    return score.any_side and (not score.n_sums or problem.heads == problem.kv_heads)
 
 
 def _join(schedule: Schedule) -> bool:
@@ -166,7 +167,7 @@ class Backward:
         inputs = q, saved.k, saved.v, dout
         call = self.call(*inputs, lse_log2, neg_delta, counters, saved.seed)
         dsink = self.prepare(call, dlse, saved, dq_sum)
-        dk, dv = self.cols(call, walk.lists[0], dq_sum, saved.terms.tables)
+        dk, dv, sums = self.cols(call, walk.lists[0], dq_sum, saved.terms.tables)
         if self.portable is None:
             dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)
             return Gradients(dq, dk, dv, dsink, (None,) * len(saved.terms.tables))
@@ -174,6 +175,7 @@ class Backward:
         if dq_sum is None:
             dq, sums = self.portable.queries(dout, delta, lse_log2, saved, walk)
         else:
-            dq, sums = self.finish(call, dq_sum), lse_log2.new_empty(0, *q.shape[:3])
+            dq = self.finish(call, dq_sum)
+            sums = lse_log2.new_empty(0, *q.shape[:3]) if sums is None else sums
         tables = self.portable.tables(dout, delta, lse_log2, sums, saved, walk)
         return Gradients(dq, dk, dv, dsink, tables)

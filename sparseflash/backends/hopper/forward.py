@@ -42,6 +42,9 @@ class Forward:
         sms = multiprocessors(problem.device)
         self.tiles = forward_tiles_for(problem, facts, sms, schedule if static else None)
         self.score = ScoreLaunch.of(problem)
+        bounded = self.score is not None and self.score.score.bounded
+        # float16 does not hold the exponentials
+        self.bounded = bounded and problem.dtype == torch.bfloat16 and not self.max_scores
         dims = problem.head_dim, problem.head_dim_v
         # beside dropout and the parts of split tiles there are no registers for it
         self.keep_q = not self.dropout_p and keeps_q(self.tiles, *dims, hoists=gluon.HOISTS.value)
@@ -103,7 +106,7 @@ class Forward:
             "PAIRS": tiles.pairs, "KEEP_Q": self.keep_q and not lists.n_parts, **_registers(tiles),
         }  # fmt: skip
         if self.score is not None:
-            options |= self.score.options(tables)
+            options |= self.score.options(tables) | {"BOUNDED": self.bounded}
         return (min(self.programs, n_bh * lists.n_items),), args, options
 
     def _parts(

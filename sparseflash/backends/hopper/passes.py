@@ -177,17 +177,22 @@ class ColumnPass(_Pass):
 
     def __call__(
         self, call: Call, lists: TileLists, dq_sum: Tensor | None, tables: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, Tensor]:
-        """dq is added to `dq_sum`, if that is not None. tables: of a score."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """dq is added to `dq_sum`, if that is not None. tables: of a score, whose sums by key
+        (n_sums, B, H, any) come last where there is dq.
+        """
         tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
         q, k, v, dout = call[:4]
         dk, dv = call.gradient(1), call.gradient(2)
         width = panel(head_dim, tiles.columns(q.shape[3]))
         width_v = panel(dim_v, tiles.columns(v.shape[3]))
         minor, major, piece = tiles.minor, tiles.major, tiles.minor // lists.gather
-        parts, shapes = self.parts(lists, head_dim + dim_v), ()
+        parts, shapes, sums = self.parts(lists, head_dim + dim_v), (), None
         if self.score is not None:
             tables, shapes = self.score.tensors(tables)
+            if dq_sum is not None and self.score.score.n_sums:
+                n = (-(-k.shape[2] // major) + lists.n_parts) * major
+                sums = call.lse_log2.new_zeros(self.score.score.n_sums, *k.shape[:2], n)
         n_bh = k.shape[0] * k.shape[1]
         dq_out, parts_out, seed = (
             _or(dq_sum, call.lse_log2), _or(parts, call.lse_log2),
@@ -216,18 +221,24 @@ class ColumnPass(_Pass):
                 "KEEP_KV": dq_sum is not None and self.keep_kv,
             }  # fmt: skip
             if self.score is not None:
-                options |= self.score.options(tables) | {"SLOPE": self.score.score.slope}
+                score = self.score.score
+                options |= self.score.options(tables) | {"SLOPE": score.slope}
+                if sums is not None:
+                    options |= {
+                        "SLOPE": score.slope_sums, "SUMS": score.n_sums, "row_sums_ptr": sums,
+                        "n_sums": sums.shape[3],
+                    }  # fmt: skip
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
             q, k, v, dout, dk, dv, call.lse_log2, call.neg_delta, call.counters, dq_out,
-            parts_out, seed, *tables,
+            parts_out, seed, *tables, sums,
         )  # fmt: skip
         self.launch(tensors, arguments, lists[:4], (dout.stride(), dk.stride(), shapes))
         if parts is not None:
             self.merge(parts, lists, dk, first=0)
             self.merge(parts, lists, dv, first=head_dim)
-        return dk, dv
+        return dk, dv, sums
 
 
 class RowPass(_Pass):

@@ -48,7 +48,10 @@ class ScoreLaunch:
         found = torch.empty(shape, dtype=torch.float32, device=problem.device)
 
         def arguments():
-            args = found, self.length, self.middle, problem.n_q, problem.n_k, problem.heads
+            args = (
+                found, self.length, self.middle, problem.scale, problem.n_q, problem.n_k,
+                problem.heads,
+            )  # fmt: skip
             options = {"args": self._sizes(tables), "BANDS": self.bands, "COUNT": self.count}
             grid = cdiv(self.length, _BLOCK), n_bh
             return grid, args, options | {"BLOCK": _BLOCK, "num_warps": 4}
@@ -60,10 +63,12 @@ class ScoreLaunch:
         """Return the arguments of a kernel; tensors: from `tensors`."""
         problem, n = self.problem, len(self.score.rule.kinds)
         args = self._sizes(tensors[:n])
+        args += self.score.ends(tensors[:n], problem.n_q, problem.n_k)
         if self.count:
             n_bh = problem.batch * problem.heads
             args += tensors[n], self.length, self.middle, problem.heads, n_bh * self.length
-        return {"score_args": (*args, problem.n_q, problem.n_k), "SCORE": self.score.score}
+        args += problem.n_q, problem.n_k
+        return {"score_args": args, "SCORE": self.score.score, "NUMBERS": self.score.numbers}
 
     def _sizes(self, tables: Sequence[Tensor]) -> tuple[Any, ...]:
         return tuple(x for t in tables for x in (t, *t.shape))

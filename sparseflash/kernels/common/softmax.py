@@ -19,13 +19,19 @@ LAZY_STEP = tl.constexpr(8.0)  # base 2: P up to 256, which float16 holds with r
 
 # ------------------------------------------------------------------ forward
 @triton.jit
-def running_max(m, block_max, scale_log2, MASKED: tl.constexpr, LAZY: tl.constexpr = False):
+def running_max(
+    m, block_max, scale_log2, MASKED: tl.constexpr, LAZY: tl.constexpr = False, add=None
+):
     """Return the maxima after a block, and what is subtracted in the exponents.
+
+    add: to the scores of the block in base 2, or None.
 
     With LAZY a maximum stays until it is passed by more than LAZY_STEP, so that most factors of the
     sums are 1. P is up to 2^LAZY_STEP then. LSE and O come out the same: any m does for them.
     """
     top = block_max * scale_log2
+    if add is not None:
+        top += add
     if LAZY:
         # any score passes the -inf of a row that has seen no key; NaN stays out, as of a maximum
         m_new = tl.where(top > m + LAZY_STEP, top, m)

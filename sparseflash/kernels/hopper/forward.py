@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )  # fmt: skip
 
 from sparseflash.kernels.common.dropout import head_keys, is_table
-from sparseflash.kernels.common.softmax import LOG2E
 from sparseflash.kernels.hopper.columns import (
     first_columns,
     in_registers,
@@ -46,8 +45,13 @@ from sparseflash.kernels.hopper.forward_args import Barriers, Buffers, Descripto
 from sparseflash.kernels.hopper.forward_feed import producer, scheduler, shared_rows, storer
 from sparseflash.kernels.hopper.forward_store import sink_of, store_out
 from sparseflash.kernels.hopper.masking import bit_words, where_allowed, words_layout
-from sparseflash.kernels.hopper.score import scored
-from sparseflash.kernels.hopper.softmax import online_softmax, row_sums, some_rescaled
+from sparseflash.kernels.hopper.score import FORWARD_TANH, numbers_of, scored
+from sparseflash.kernels.hopper.softmax import (
+    online_softmax,
+    row_sums,
+    softmax_with,
+    some_rescaled,
+)  # fmt: skip
 from sparseflash.kernels.hopper.work import (
     BATCH,
     BEGIN,
@@ -103,15 +107,27 @@ def _with_signs(f, p, blocks, row, row_head, column_head):
 
 
 @gluon.jit
-def _logits(f, s, bh, row, blocks):
-    """Return those of products S [64, BLOCK_N], where there is a score; S otherwise."""
+def _logits(f, s, numbers, bh, row, blocks):
+    """Return x, unit and add, the logits in base 2 being x unit + add, of products S
+    [64, BLOCK_N].
+    """
     if f.SCORE is None:
-        return s
+        return s, f.scale_log2, 0.0
     else:
         BLOCK_K: gl.constexpr = f.descs.k.block_shape[2]
         b, h, n_k = bh // f.heads, bh % f.heads, f.score_args[-1]
-        s, _kept, _place = scored(f, s, b, h, row, f.n_q, blocks, n_k, BLOCK_K, False)
-        return s
+        s, unit, add, _kept = scored(
+            f, s, numbers, b, h, row, f.n_q, blocks, n_k, BLOCK_K, False, FORWARD_TANH
+        )  # fmt: skip
+        return s, unit, add
+
+
+@gluon.jit
+def _softmax(f, s, m, unit, add, MASKED: gl.constexpr, LAZY: gl.constexpr):
+    if f.SCORE is None:
+        return online_softmax(s, m, unit, MASKED, LAZY)
+    else:
+        return softmax_with(s, m, unit, add, LAZY, f.BOUNDED)
 
 
 @gluon.jit
@@ -131,16 +147,15 @@ def _consumer(f, CONSUMER: gl.constexpr):
     LAZY: gl.constexpr = f.SKIP and f.max_scores is None  # a call may ask for exact maxima
     WORDS: gl.constexpr = words_layout(BLOCK_N)
     WORD_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
-    GUARD: gl.constexpr = PARTIAL or f.SCORE is not None  # a row of a block may be -inf
     PLACED: gl.constexpr = f.DROPOUT or f.SCORE is not None  # scores depend on their place
-    unit = f.scale_log2 if f.SCORE is None else LOG2E
+    START: gl.constexpr = 0.0 if f.BOUNDED else float("-inf")  # of the maxima
     token = f.n_items
     if CONSUMER == CONSUMERS - 1:
         token = pass_turn(token, CONSUMER, CONSUMERS)  # consumer 0 may start
     t = 0  # tiles
     g = 0  # blocks, over all tiles
     acc = no_sums(f.COLUMNS_V)
-    m = gl.full([64], float("-inf"), gl.float32, ROWS)
+    m = gl.full([64], START, gl.float32, ROWS)
     l = gl.zeros([64, 4], gl.float32, WORDS)
     p = gl.zeros([64, BLOCK_N], DTYPE, P_OPERAND)
     row_head = f.threshold.to(gl.uint32)
@@ -173,6 +188,9 @@ def _consumer(f, CONSUMER: gl.constexpr):
             if f.DROPOUT:
                 row_head, column_head = head_keys(f.seed, bh)
             blocks = _blocks(f, begin) if PLACED else 0
+            numbers = ()
+            if f.SCORE is not None:
+                numbers = numbers_of(f, bh // f.heads, bh % f.heads)
             i = (t % f.Q_STAGES) * CONSUMERS + CONSUMER
             q = shared_rows(f.bufs.q, i, f.descs.q, f.BLOCK_D)  # [64, BLOCK_D]
             mbarrier.wait(bars.q_full.index(i), (t // f.Q_STAGES) & 1)
@@ -194,11 +212,11 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     acc = wait_sums(acc_async, 0)
             if not f.PAIRS:
                 arrive(bars.k_empty, g)
-            s = _logits(f, s, bh, row, blocks)
+            s, unit_0, shift_0 = _logits(f, s, numbers, bh, row, blocks)
             if PARTIAL:
                 s = where_allowed(s, words, float("-inf"))
-            nothing = gl.full([64], float("-inf"), gl.float32, ROWS)
-            p32, m_new, _unused = online_softmax(s, nothing, unit, GUARD, False)
+            nothing = gl.full([64], START, gl.float32, ROWS)
+            p32, m_new, _unused = _softmax(f, s, nothing, unit_0, shift_0, PARTIAL, False)
             l_new = row_sums(p32)
             if f.DROPOUT:
                 p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
@@ -244,17 +262,19 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     s = warpgroup_mma_wait(PV, deps=(s_async,))  # [64, BLOCK_N]
                     if not f.PAIRS:
                         arrive(bars.k_empty, g)
-                    s = _logits(f, s, bh, row, blocks)
+                    s, unit, shift = _logits(f, s, numbers, bh, row, blocks)
                     if PARTIAL and loop == 0:
                         if j < n_partial:
                             s = where_allowed(s, words, float("-inf"))
-                    MASKED: gl.constexpr = (PARTIAL and loop == 0) or f.SCORE is not None
-                    p32, m, alpha = online_softmax(s, m, unit, MASKED, LAZY)
-                    alpha_l = gl.convert_layout(alpha, WORD_ROWS, assert_trivial=True)
-                    alpha_l = alpha_l[:, None].broadcast_to(l.shape)
-                    l = l * alpha_l + row_sums(p32)  # [64, 4]
-                    if f.SKIP:
-                        some = some_rescaled(alpha_l, l)
+                    p32, m, alpha = _softmax(f, s, m, unit, shift, PARTIAL and loop == 0, LAZY)
+                    if f.BOUNDED:
+                        l += row_sums(p32)
+                    else:
+                        alpha_l = gl.convert_layout(alpha, WORD_ROWS, assert_trivial=True)
+                        alpha_l = alpha_l[:, None].broadcast_to(l.shape)
+                        l = l * alpha_l + row_sums(p32)  # [64, 4]
+                        if f.SKIP:
+                            some = some_rescaled(alpha_l, l)
                     if f.DROPOUT:
                         p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
                     else:
@@ -268,9 +288,9 @@ def _consumer(f, CONSUMER: gl.constexpr):
                         arrive(bars.k_empty, g)
                     else:
                         arrive(bars.v_empty, g - 1)
-                    if f.SKIP:
+                    if f.SKIP and not f.BOUNDED:
                         acc = rescaled_rows(acc, alpha_l, some)
-                    else:
+                    elif not f.BOUNDED:
                         acc = scaled_rows(acc, alpha)
                     add = n > 0
                     g += 1
@@ -319,7 +339,8 @@ def attention_forward(
     COLUMNS_V: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
     DRAIN: gl.constexpr, PAIRS: gl.constexpr, KEEP_Q: gl.constexpr,
     REGISTERS: gl.constexpr, FEED_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
-    score_args=None, SCORE: gl.constexpr = None,
+    score_args=None, SCORE: gl.constexpr = None, NUMBERS: gl.constexpr = None,
+    BOUNDED: gl.constexpr = False,
 ):  # fmt: skip
     """q (B, H_q, N_q, D), k (B, H_kv, N_k, D), v (B, H_kv, N_k, D_v) -> out (B, H_q, N_q, D_v) and
     lse (B, H_q, N_q), and the row maxima like lse, unless max_ptr is None.
@@ -389,7 +410,7 @@ def attention_forward(
         Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
         PARTIAL=PARTIAL, LOOPS=2 if PARTIAL and BOTH > 160 and BOTH <= MOST else 1,
         DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS, KEEP_Q=KEEP_Q,
-        score_args=score_args, SCORE=SCORE,
+        score_args=score_args, SCORE=SCORE, NUMBERS=NUMBERS, BOUNDED=BOUNDED,
         # dropout has no registers for it up to 128, and 80 columns lose by it
         SKIP=COLUMNS_V > 128 or (COLUMNS_V != 80 and not DROPOUT),
     )  # fmt: skip

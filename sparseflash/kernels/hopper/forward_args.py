@@ -102,3 +102,5 @@ class Forward:
     # a score
     score_args: tl.tuple | gl.constexpr  # of the function, then N_q and N_k; None without one
     SCORE: gl.constexpr  # a function of `score.by_triton`, or None
+    NUMBERS: gl.constexpr  # likewise
+    BOUNDED: gl.constexpr  # the logits need no maxima

@@ -38,6 +38,8 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
     """
     ROWS: gl.constexpr = m.type.layout
     l = gl.convert_layout(gl.sum(sums, 1), ROWS, assert_trivial=True)  # [64]
+    if f.BOUNDED:
+        m = gl.where(l == 0.0, float("-inf"), m)
     if f.max_scores is not None:
         m = with_nan(m, l)
     top = m

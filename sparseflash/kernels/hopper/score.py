@@ -6,27 +6,37 @@ from triton.experimental.gluon import language as gl
 from sparseflash.kernels.common.softmax import LN2
 from sparseflash.kernels.hopper.common import accumulator
 from sparseflash.kernels.hopper.dropout import eights
-from sparseflash.kernels.hopper.masking import bit_layout
+from sparseflash.kernels.hopper.masking import bit_layout, words_layout
+from sparseflash.kernels.hopper.softmax import as_tile, row_sums
+from sparseflash.kernels.portable.score import SPAN
+
+# how `capped` computes a tanh
+FORWARD_TANH = gl.constexpr(True)
+BACKWARD_TANH = gl.constexpr(2)
 
 
 @gluon.jit
-def as_tile(x, COLUMNS: gl.constexpr):
-    """x, which broadcasts to [64, COLUMNS / 8, 4, 2] of `bit_layout`, as [64, COLUMNS]."""
-    x = x.broadcast_to([64, COLUMNS // 8, 4, 2]).reshape([64, COLUMNS])
-    return gl.convert_layout(x, accumulator(COLUMNS), assert_trivial=True)
+def _hidden(x):
+    """Return x, without telling LLVM what it is."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def places(row, n_rows, block, n_columns, COLUMNS: gl.constexpr, BLOCK: gl.constexpr,
            T: gl.constexpr):  # fmt: skip
     """Return the numbers of the 64 tokens from `row` on [64, 1], those of the columns of
-    `entry_blocks` [64, COLUMNS], for tokens beyond the end that of the last, and the tiles of
-    distances that a function for Gluon takes. T: the rows are keys.
+    `entry_blocks` [64, COLUMNS], for tokens beyond the end that of the last, and the distances of
+    keys from queries that a function for Gluon takes. T: the rows are keys.
+
+    The distances are two tiles of float32 that add up to them, the second one of constants, and two
+    of integers; then the least and the greatest one; then, unless T, the first tile for each row
+    and lane [64, 4]. Where an entry has several blocks, the last three say nothing.
     """
     LAYOUT: gl.constexpr = bit_layout(COLUMNS)
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT)))
     LANES: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT)))
     PAIR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    WORDS: gl.constexpr = words_layout(COLUMNS)
     rows = (row + gl.arange(0, 64, ROWS)).expand_dims(1).expand_dims(2).expand_dims(3)
     lanes = gl.arange(0, 4, LANES).expand_dims(0).expand_dims(1).expand_dims(3)
     pair = gl.arange(0, 2, PAIR).expand_dims(0).expand_dims(1).expand_dims(2)
@@ -39,43 +49,81 @@ def places(row, n_rows, block, n_columns, COLUMNS: gl.constexpr, BLOCK: gl.const
         step = -step
     own = row + gl.arange(0, 64, gl.SliceLayout(1, accumulator(COLUMNS)))
     own = gl.minimum(own, n_rows - 1)[:, None]
+    of_row = gl.arange(0, 4, gl.SliceLayout(0, WORDS))[None, :] * 2
+    of_row = of_row - gl.arange(0, 64, gl.SliceLayout(1, WORDS))[:, None]  # [64, 4]
+    low, high = row * 0 - 2**30, row * 0 + 2**30
+    if BLOCK == COLUMNS:
+        # hidden: LLVM would find the distances of tiles around 0, and keep them in registers
+        low = block * BLOCK - _hidden(row) - 63
+        high = low + COLUMNS + 62
+        of_row += block * BLOCK - row
+        if T:
+            low, high = -high, -low
     first = (
         as_tile(near.to(gl.float32), COLUMNS), as_tile(step.to(gl.float32), COLUMNS),
-        as_tile(near, COLUMNS), as_tile(step, COLUMNS),
+        as_tile(near, COLUMNS), as_tile(step, COLUMNS), low, high, of_row.to(gl.float32),
     )  # fmt: skip
     return own, columns, first
 
 
 @gluon.jit
-def scored(f, s, b, h, row, n_rows, block, n_columns, BLOCK: gl.constexpr, T: gl.constexpr):
-    """Return the logits of products s [64, COLUMNS], what `sloped` takes of them, and the place of
-    the tile; b, h, block: numbers, or as `entry_blocks` has them.
+def numbers_of(f, b, h):
+    """Return what `scored` and `sloped` take of a batch entry and a head: loads, which are asked
+    for long before.
     """
-    COLUMNS: gl.constexpr = s.shape[1]
-    s = s * (f.scale_log2 * LN2)
-    own, columns, first = places(row, n_rows, block, n_columns, COLUMNS, BLOCK, T)
-    if h.type.is_block():
-        h = as_tile(h, COLUMNS)
-    args = f.score_args
-    if T:
-        logits, _unit, kept = f.SCORE(
-            s, 1.0, b, h, columns, own, n_columns, n_rows, first, args, COLUMNS, 64, True, True
-        )
-    else:
-        logits, _unit, kept = f.SCORE(
-            s, 1.0, b, h, own, columns, n_rows, n_columns, first, args, 64, COLUMNS, False, True
-        )
-    return logits, kept, (s, b, h, own, columns, first)
+    return f.NUMBERS(b, h, f.score_args[-2], f.score_args[-1], f.score_args)
 
 
 @gluon.jit
-def sloped(f, ds, kept, place, n_q, n_k):
-    """Return the gradient of the scaled products, transposed like ds, the gradient of the
-    logits; kept and place: from `scored`.
+def scored(f, s, numbers, b, h, row, n_rows, block, n_columns, BLOCK: gl.constexpr,
+           T: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
+    """Return x, unit and add of products s [64, COLUMNS], so that the logits in base 2 are x unit +
+    add, and what `sloped` takes of them; b, h, block: numbers, or as `entry_blocks` has them. add
+    is a number or, unless T, one for each row and lane [64, 4].
     """
-    s, b, h, k, q, first = place
-    ds, _sums = f.SLOPE(
-        s, 1.0, ds, kept, b, h, q, k, n_q, n_k, first, 0, f.score_args, (),
-        ds.shape[1], 64, True, True,
+    COLUMNS: gl.constexpr = s.shape[1]
+    own, columns, first = places(row, n_rows, block, n_columns, COLUMNS, BLOCK, T)
+    scale = f.scale_log2 * LN2
+    args = f.score_args
+    if T:
+        x, unit, add, kept = f.SCORE(
+            s, scale, numbers, b, h, columns, own, n_columns, n_rows, first, args, COLUMNS, 64,
+            True, FAST,
+        )  # fmt: skip
+    else:
+        x, unit, add, kept = f.SCORE(
+            s, scale, numbers, b, h, own, columns, n_rows, n_columns, first, args, 64, COLUMNS,
+            False, FAST,
+        )  # fmt: skip
+    return x, unit, add, kept
+
+
+@gluon.jit
+def sloped(f, s, ds, kept, numbers, sums, b, h, k_start, n_k, block, n_q, BLOCK: gl.constexpr):
+    """Return the gradient of the scaled products s, transposed like ds, the gradient of the logits,
+    and the sums [64, 4] by key with those of the tile; kept: from `scored`.
+    """
+    far = k_start // SPAN * SPAN - block * BLOCK // SPAN * SPAN
+    if len(sums) > 0 and f.BLOCK_D > 64:
+        k_start = _hidden(k_start)  # distances are computed again, and not kept in registers
+    k, q, first = places(k_start, n_k, block, n_q, s.shape[1], BLOCK, True)
+    ds, values = f.SLOPE(
+        s, f.scale_log2 * LN2, ds, kept, numbers, b, h, q, k, n_q, n_k, first, far, f.score_args,
+        (), ds.shape[1], 64, True, BACKWARD_TANH,
     )  # fmt: skip
-    return ds
+    found = ()
+    for i in gl.static_range(len(values)):
+        value, there = values[i]
+        for j in gl.static_range(len(there)):
+            found = found + (sums[len(found)] + _sums_where(value, there[j]),)  # noqa: RUF005
+    return ds, found
+
+
+@gluon.jit
+def _sums_where(value, there):
+    if there is True:
+        return row_sums(value)
+    elif there.type.is_block():
+        return row_sums(gl.where(as_tile(there, value.shape[1]), value, 0.0))
+    else:
+        return gl.where(there, row_sums(value), 0.0)

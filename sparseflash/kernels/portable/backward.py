@@ -31,7 +31,7 @@ from sparseflash.kernels.portable.score import listed_between, near_keys, scored
 @triton.jit
 def kv_step(
     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    scale, b, h, q_start, k_start, n_q, n_k, score_args,
+    scale, numbers, b, h, q_start, k_start, n_q, n_k, score_args,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     SCORE: tl.constexpr, SLOPE: tl.constexpr,
 ):  # fmt: skip
@@ -42,11 +42,11 @@ def kv_step(
     if SCORE is None:
         p = probabilities(s, scale_log2, lse_log2[None, :])
     else:
-        logits, unit, kept_values = scored(
-            s, scale, b, h, q_start, k_start, n_q, n_k, score_args,
+        x, unit, add, kept_values = scored(
+            s, scale, numbers, b, h, q_start, k_start, n_q, n_k, score_args,
             q.shape[0], k.shape[0], True, FAST, SCORE,
         )  # fmt: skip
-        p = probabilities(logits, unit, lse_log2[None, :])
+        p = probabilities(x, unit, (lse_log2 - add)[None, :])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     kept = p
@@ -56,7 +56,7 @@ def kv_step(
     ds = p * (dp - delta[None, :])
     if SLOPE is not None:
         ds, _sums = sloped(
-            s, ds, kept_values, scale, b, h, q_start, k_start, n_q, n_k, score_args, (),
+            s, ds, kept_values, scale, numbers, b, h, q_start, k_start, n_q, n_k, score_args, (),
             q.shape[0], k.shape[0], True, FAST, SLOPE,
         )  # fmt: skip
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
@@ -77,8 +77,8 @@ def backward_kv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    score_args=None, SCORE: tl.constexpr = None, SLOPE: tl.constexpr = None,
-    PAIRED: tl.constexpr = False,
+    score_args=None, SCORE: tl.constexpr = None, NUMBERS: tl.constexpr = None,
+    SLOPE: tl.constexpr = None, PAIRED: tl.constexpr = False,
 ):  # fmt: skip
     """DK and DV, like k and v: a program sums those of BLOCK_N keys of one key head.
 
@@ -118,6 +118,9 @@ def backward_kv(
         column_head = 0
         if DROPOUT:
             row_head, column_head = head_keys(seed_ptr, bh)
+        numbers = ()
+        if SCORE is not None:
+            numbers = NUMBERS(b.to(tl.int32), h.to(tl.int32), n_q, n_k, score_args)
 
         for phase in tl.static_range(0 if PARTIAL else 1, 2):  # partial blocks, then full ones
             for t in tl.range(0, n_full if phase == 1 else n_partial):
@@ -160,7 +163,7 @@ def backward_kv(
                     )  # fmt: skip
                 dk, dv = kv_step(
                     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-                    scale, b, h, start, k_start, n_q, n_k, score_args,
+                    scale, numbers, b, h, start, k_start, n_q, n_k, score_args,
                     phase == 0 and (not DENSE or SCORE is not None), DROPOUT, PRECISION,
                     SCORE, SLOPE,
                 )  # fmt: skip
@@ -179,7 +182,7 @@ def backward_kv(
 @triton.jit
 def q_step(
     dq, sums, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    scale, b, h, q_start, k_start, n_q, n_k, score_args,
+    scale, numbers, b, h, q_start, k_start, n_q, n_k, score_args,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     SCORE: tl.constexpr, SLOPE: tl.constexpr, WITH_DQ: tl.constexpr,
 ):  # fmt: skip
@@ -192,11 +195,11 @@ def q_step(
     if SCORE is None:
         p = probabilities(s, scale_log2, lse_log2[:, None])
     else:
-        logits, unit, kept_values = scored(
-            s, scale, b, h, q_start, k_start, n_q, n_k, score_args,
+        x, unit, add, kept_values = scored(
+            s, scale, numbers, b, h, q_start, k_start, n_q, n_k, score_args,
             q.shape[0], k.shape[0], False, FAST, SCORE,
         )  # fmt: skip
-        p = probabilities(logits, unit, lse_log2[:, None])
+        p = probabilities(x, unit, (lse_log2 - add)[:, None])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
@@ -205,7 +208,7 @@ def q_step(
     ds = p * (dp - delta[:, None])
     if SLOPE is not None:
         ds, sums = sloped(
-            s, ds, kept_values, scale, b, h, q_start, k_start, n_q, n_k, score_args, sums,
+            s, ds, kept_values, scale, numbers, b, h, q_start, k_start, n_q, n_k, score_args, sums,
             q.shape[0], k.shape[0], False, FAST, SLOPE,
         )  # fmt: skip
     if WITH_DQ:
@@ -227,8 +230,8 @@ def backward_q(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     score_args=None, RowSums=None, near_low=None, near_high=None,
-    SCORE: tl.constexpr = None, SLOPE: tl.constexpr = None, SUMS: tl.constexpr = 0,
-    PAIRED: tl.constexpr = False,
+    SCORE: tl.constexpr = None, NUMBERS: tl.constexpr = None, SLOPE: tl.constexpr = None,
+    SUMS: tl.constexpr = 0, PAIRED: tl.constexpr = False,
 ):  # fmt: skip
     """DQ, like q: a program sums that of BLOCK_M queries of one head.
 
@@ -268,6 +271,9 @@ def backward_q(
     if DROPOUT:
         row_head, column_head = head_keys(seed_ptr, bh)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    numbers = ()
+    if SCORE is not None:
+        numbers = NUMBERS(b.to(tl.int32), h.to(tl.int32), n_q, n_k, score_args)
     sums = ()
     for _ in tl.static_range(SUMS):
         sums = sums + (tl.zeros([BLOCK_M], tl.float32),)  # noqa: RUF005
@@ -307,7 +313,7 @@ def backward_q(
                 )
             dq, sums = q_step(
                 dq, sums, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-                scale, b, h, q_start, start, n_q, n_k, score_args,
+                scale, numbers, b, h, q_start, start, n_q, n_k, score_args,
                 True, DROPOUT, PRECISION, SCORE, SLOPE, DQ is not None,
             )  # fmt: skip
 
@@ -331,7 +337,7 @@ def backward_q(
             )
         dq, sums = q_step(
             dq, sums, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
-            scale, b, h, q_start, start, n_q, n_k, score_args,
+            scale, numbers, b, h, q_start, start, n_q, n_k, score_args,
             False, DROPOUT, PRECISION, SCORE, SLOPE, DQ is not None,
         )  # fmt: skip
         if PAIRED:

@@ -38,19 +38,22 @@ from sparseflash.kernels.portable.score import scored
 
 
 @triton.jit
-def online_softmax(s, m, l, scale_log2, MASKED: tl.constexpr, BOUNDED: tl.constexpr = False):
+def online_softmax(
+    s, m, l, scale_log2, MASKED: tl.constexpr, BOUNDED: tl.constexpr = False, add=None
+):
     """One step of the running softmax in base 2, with scores [BLOCK_M, BLOCK_N].
 
     Returns the probabilities, the factor of the old sums, the new maxima and the new sums.
+    add: to the scores in base 2, or None.
     BOUNDED: the exponentials of all scores are far from the ends of float32. The maxima stay as
     they are, and the sums need no factor.
     """
     if BOUNDED:
-        p = tl.exp2(s * scale_log2)  # [BLOCK_M, BLOCK_N]
+        p = tl.exp2(s * scale_log2 + add)  # [BLOCK_M, BLOCK_N]
         return p, m, m, l + tl.sum(p, 1)
     else:
-        m_new, shift = running_max(m, tl.max(s, 1), scale_log2, MASKED)  # [BLOCK_M]
-        p = probabilities(s, scale_log2, shift[:, None])
+        m_new, shift = running_max(m, tl.max(s, 1), scale_log2, MASKED, False, add)  # [BLOCK_M]
+        p = probabilities(s, scale_log2, (shift if add is None else shift - add)[:, None])
         alpha = rescale_factor(m, shift)  # [BLOCK_M]
         return p, alpha, m_new, l * alpha + tl.sum(p, 1)
 
@@ -68,7 +71,8 @@ def attention_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BOUNDED: tl.constexpr,
-    score_args=None, SCORE: tl.constexpr = None, PAIRED: tl.constexpr = False,
+    score_args=None, SCORE: tl.constexpr = None, NUMBERS: tl.constexpr = None,
+    PAIRED: tl.constexpr = False,
 ):  # fmt: skip
     """q (B, H_q, n_q, HEAD_DIM), k (B, H_kv, n_k, HEAD_DIM), v (B, H_kv, n_k, HEAD_DIM_V) -> Out
     (B, H_q, n_q, HEAD_DIM_V), Lse (B, H_q, n_q) and, unless it is None, MaxScores like Lse.
@@ -100,6 +104,9 @@ def attention_forward(
     if DROPOUT:
         row_head, column_head = head_keys(seed_ptr, bh)
     FAST: tl.constexpr = q.dtype != tl.float32
+    numbers = ()
+    if SCORE is not None:
+        numbers = NUMBERS(b.to(tl.int32), h.to(tl.int32), n_q, n_k, score_args)
     m = tl.full([BLOCK_M], 0.0 if BOUNDED else float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -128,15 +135,17 @@ def attention_forward(
                 BLOCK_N, HEAD_DIM, BLOCK_D, phase == 1, TMA,
             )  # fmt: skip
             s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-            unit = scale_log2
+            unit, add = scale_log2, None
             if SCORE is not None:  # which may be -inf
-                s, unit, _kept = scored(
-                    s, scale_log2 * LN2, b, h, q_start, start, n_q, n_k, score_args,
+                s, unit, add, _kept = scored(
+                    s, scale_log2 * LN2, numbers, b, h, q_start, start, n_q, n_k, score_args,
                     BLOCK_M, BLOCK_N, False, FAST, SCORE,
                 )  # fmt: skip
             if phase == 0:
                 s = tl.where(allowed, s, float("-inf"))
-            p, alpha, m, l = online_softmax(s, m, l, unit, phase == 0 or SCORE is not None, BOUNDED)
+            p, alpha, m, l = online_softmax(
+                s, m, l, unit, phase == 0 or SCORE is not None, BOUNDED, add
+            )
             if DROPOUT:
                 keep = keep_bits(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False

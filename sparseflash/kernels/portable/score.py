@@ -92,21 +92,21 @@ def places(
 
 @triton.jit
 def scored(
-    s, scale, b, h, q_start, k_start, n_q, n_k, args,
+    s, scale, numbers, b, h, q_start, k_start, n_q, n_k, args,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr, FAST: tl.constexpr,
     SCORE: tl.constexpr,
 ):  # fmt: skip
-    """Return the logits of products s [BLOCK_M, BLOCK_N], or their transpose, up to a factor, this
-    factor in base 2, and what `sloped` takes of them.
+    """Return what makes logits of products s [BLOCK_M, BLOCK_N], or their transpose: x, unit and
+    add, so that they are x unit + add in base 2, and what `sloped` takes of them.
     """
     q, k = places(q_start, k_start, n_q, n_k, BLOCK_M, BLOCK_N, T)
     b, h, first = b.to(tl.int32), h.to(tl.int32), k_start - q_start
-    return SCORE(s, scale, b, h, q, k, n_q, n_k, first, args, BLOCK_M, BLOCK_N, T, FAST)
+    return SCORE(s, scale, numbers, b, h, q, k, n_q, n_k, first, args, BLOCK_M, BLOCK_N, T, FAST)
 
 
 @triton.jit
 def sloped(
-    s, ds, kept, scale, b, h, q_start, k_start, n_q, n_k, args, sums,
+    s, ds, kept, scale, numbers, b, h, q_start, k_start, n_q, n_k, args, sums,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr, FAST: tl.constexpr,
     SLOPE: tl.constexpr,
 ):  # fmt: skip
@@ -117,22 +117,22 @@ def sloped(
     b, h, first = b.to(tl.int32), h.to(tl.int32), k_start - q_start
     far = k_start // SPAN * SPAN - q_start // SPAN * SPAN
     return SLOPE(
-        s, scale, ds, kept, b, h, q, k, n_q, n_k, first, far, args, sums,
+        s, scale, ds, kept, numbers, b, h, q, k, n_q, n_k, first, far, args, sums,
         BLOCK_M, BLOCK_N, T, FAST,
     )  # fmt: skip
 
 
 @triton.jit
 def by_distance(
-    Out, length, middle, n_q, n_k, heads, args, BANDS: tl.constexpr, COUNT: tl.constexpr,
+    Out, length, middle, scale, n_q, n_k, heads, args, BANDS: tl.constexpr, COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Out (COUNT, B * H, length): the COUNT values of BANDS at the distances from -middle on."""
     bh = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     values = BANDS(
-        bh // heads, bh % heads, at - middle, n_q, n_k, args, BLOCK, BLOCK, False, False
-    )  # fmt: skip
+        scale, bh // heads, bh % heads, at - middle, n_q, n_k, args, BLOCK, BLOCK, False, False
+    )
     for i in tl.static_range(COUNT):
         row = Out + (i * tl.num_programs(1) + bh).to(tl.int64) * length
         tl.store(row + at, values[i], mask=at < length)

@@ -33,6 +33,7 @@ def _gated(s, h, q, k, gate, floor):
 
 CASES = {
     "softcap": Case(lambda s: 5 * torch.tanh(s / 5), _none),
+    "clipped": Case(lambda s: s.clip(-1.0, 1.0), _none),
     "alibi": Case(
         lambda s, h, q, k, slopes: s - slopes[h] * abs(k - q), lambda b, h, n, m: {"slopes": (h,)},
         ("bh",),

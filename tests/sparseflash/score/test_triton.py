@@ -61,7 +61,10 @@ def test_tables_of_more_than_2_31_entries(monkeypatch):
 def test_far_pairs_take_one_entry(mask):
     """Of tables that know short distances alone."""
     rules = sparseflash.score_rules
-    for rule, shape in ((rules.relative(20), (2, 41)), (rules.t5(8, 32), (8, 2))):
+    capped = sparseflash.score(lambda s, h, q, k, bias: torch.tanh(s) - bias[h, k - q + 20])
+    for rule, shape in (
+        (rules.relative(20), (2, 41)), (rules.t5(8, 32), (8, 2)), (capped, (2, 41)),
+    ):  # fmt: skip
         q, k, v = make_qkv(1, 2, 420, 420, 16, requires_grad=True)
         bias, found = torch.randn(shape, requires_grad=True), []
         for backend in ("triton", "reference"):
@@ -134,7 +137,7 @@ def test_several_reads_of_one_table_and_none():
 @INTERPRETED
 @pytest.mark.parametrize("name", ["relative", "buckets"])
 def test_what_tables_have_at_a_distance(name):
-    """What the kernels for Hopper read in place of tables."""
+    """What the kernels for Hopper read in place of tables, in units of the scale."""
     from sparseflash.kernels.portable.score import by_distance
 
     b, h, n, m, middle, length = sizes = 2, 3, 70, 133, 512, 1024
@@ -145,9 +148,9 @@ def test_what_tables_have_at_a_distance(name):
     args = tuple(x for t in bound.tables for x in (t, *t.shape))
     grid = length // 256, b * h
     made = {"args": args, "BANDS": rule.bands, "COUNT": len(rule.near), "BLOCK": 256}
-    by_distance[grid](out, length, middle, n, m, h, **made)
+    by_distance[grid](out, length, middle, 0.5, n, m, h, **made)
     i, j = torch.arange(n)[:, None], torch.arange(m)
     heads = torch.arange(h)[:, None, None]
     wanted = CASES[name].fn(s=torch.zeros(()), h=heads, q=i, k=j, **tables)
     found = out.view(b, h, length)[..., j - i + middle]
-    torch.testing.assert_close(found, wanted.expand(b, h, n, m))
+    torch.testing.assert_close(found * 0.5, wanted.expand(b, h, n, m))

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.common.softmax import LOG2E, gradient_scale, probabilities
+from sparseflash.kernels.common.softmax import gradient_scale, probabilities
 from sparseflash.kernels.hopper.backward.common import Inputs, scheduler
 from sparseflash.kernels.hopper.backward.dq import add_dq, early_block, start_dq
 from sparseflash.kernels.hopper.backward.feed import (
@@ -59,15 +59,17 @@ from sparseflash.kernels.hopper.common import (
 )  # fmt: skip
 from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.gluon import HOISTS
-from sparseflash.kernels.hopper.masking import where_allowed
-from sparseflash.kernels.hopper.score import scored, sloped
+from sparseflash.kernels.hopper.masking import where_allowed, words_layout
+from sparseflash.kernels.hopper.score import BACKWARD_TANH, numbers_of, scored, sloped
+from sparseflash.kernels.hopper.softmax import as_tile
 from sparseflash.kernels.hopper.work import RECORD, TILE, read, wait_record
 
 
 @gluon.jit
-def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONSUMER: gl.constexpr,
-           FIRST: gl.constexpr, MASKS: gl.constexpr):  # fmt: skip
-    """Add a block of queries to dK and dV, and the block before it to dQ, unless this is the first.
+def _block(f, dk, dv, sums, kept_k, kept_v, tiles, g, words, masked, entry, tile,
+           CONSUMER: gl.constexpr, FIRST: gl.constexpr, MASKS: gl.constexpr):  # fmt: skip
+    """Add a block of queries to dK, dV and the sums of a score, and the block before it to dQ,
+    unless this is the first.
 
     The dS of that one has long been exchanged, so the consumers need not be at the same place:
     one has its exponentials while the other has its products.
@@ -84,6 +86,14 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     before = g - 1
     if f.DROPOUT or f.SCORE is not None:  # long before it is used
         idx = entry_blocks(entry, BLOCK_M, BLOCK_M // f.GATHER)
+    if f.SCORE is not None:
+        hg, blocks = split_index(f, idx)
+        b, h = tile.bh // f.kv_heads, tile.bh % f.kv_heads * f.group
+        if f.GROUPED:
+            h += hg
+            if h.type.is_block():
+                h = as_tile(h, BLOCK_M)
+        numbers = numbers_of(f, b, h)
     PIPELINED: gl.constexpr = f.WITH_DQ and not FIRST
     WIDEST: gl.constexpr = max(f.COLUMNS, f.COLUMNS_V)
     # the LSE is read while the product runs, at all head dims that have registers for it
@@ -118,15 +128,12 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
             lse_log2 = bufs.lse_log2.index(s).load(QUERIES)
         unit = f.scale_log2
         if f.SCORE is not None:
-            hg, blocks = split_index(f, idx)
-            b, h = tile.bh // f.kv_heads, tile.bh % f.kv_heads * f.group
-            if f.GROUPED:
-                h += hg
-            st, kept_values, place = scored(
-                f, st, b, h, tile.k_start, f.n_k, blocks, f.score_args[-2],
-                BLOCK_M // f.GATHER, True,
+            raw = st
+            st, unit, add, kept_values = scored(
+                f, st, numbers, b, h, tile.k_start, f.n_k, blocks, f.score_args[-2],
+                BLOCK_M // f.GATHER, True, BACKWARD_TANH,
             )  # fmt: skip
-            unit = LOG2E
+            lse_log2 = lse_log2 - add
         p = probabilities(st, unit, lse_log2[None, :])  # P^T [64, BLOCK_M]
     if MASKS:
         if masked:
@@ -165,7 +172,10 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     else:
         ds = p * (dpt + bufs.neg_delta.index(s).load(QUERIES)[None, :])
     if f.SCORE is not None:
-        ds = sloped(f, ds, kept_values, place, f.score_args[-2], f.n_k)
+        ds, sums = sloped(
+            f, raw, ds, kept_values, numbers, sums, b, h, tile.k_start, f.n_k, blocks,
+            f.score_args[-2], BLOCK_M // f.GATHER,
+        )  # fmt: skip
     ds = ds.to(DTYPE)  # dS^T [64, BLOCK_M]
     if f.WITH_DQ:
         bufs.ds.index(g & 1).slice(CONSUMER * 64, 64, 0).store(ds)
@@ -177,7 +187,20 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     mbarrier.arrive(bars.dout_empty.index(s), count=1)
     dk = wait_sums(dk_async, 0)
     mbarrier.arrive(bars.q_empty.index(s), count=1)
-    return dk, dv
+    return dk, dv, sums
+
+
+@gluon.jit
+def _store_sums(f, sums, tile):
+    """Keep the sums of a tile, or of a part of a split one: [64] of its keys."""
+    row = tile.k_start
+    if f.SPLIT:
+        if tile.part >= 0:
+            row = f.n_sums - (f.n_parts - tile.part) * f.BLOCK_N + tile.k_start % f.BLOCK_N
+    for i in gl.static_range(len(sums)):
+        at = (i * f.n_bh + tile.bh).to(gl.int64) * f.n_sums + row
+        total = gl.sum(sums[i], 1)
+        gl.store(f.row_sums + at + gl.arange(0, 64, total.type.layout), total)
 
 
 @gluon.jit
@@ -198,6 +221,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
         bit = tile.bit
         dk = no_sums(f.COLUMNS)
         dv = no_sums(f.COLUMNS_V)
+        sums = ()
+        for _ in gl.static_range(f.SUMS):
+            zeros = gl.zeros([64, 4], gl.float32, words_layout(f.BLOCK_M))
+            sums = sums + (zeros,)  # noqa: RUF005
         mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
         kept_k = kept_rows(f, bufs.k.index(kv), f.COLUMNS, CONSUMER)
         kept_v = kept_rows(f, bufs.v.index(kv), f.COLUMNS_V, CONSUMER)
@@ -205,8 +232,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
             if n > 0:
                 first_words = allowed_words(f, bit, limit, CONSUMER)
                 bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
-                dk, dv = _block(
-                    f, dk, dv, kept_k, kept_v, operands(f, kv, g % f.STAGES, 0, CONSUMER), g,
+                dk, dv, sums = _block(
+                    f, dk, dv, sums, kept_k, kept_v, operands(f, kv, g % f.STAGES, 0, CONSUMER), g,
                     first_words, (n_partial > 0) | (limit < 64), entry, tile, CONSUMER, True,
                     f.PARTIAL,
                 )  # fmt: skip
@@ -221,8 +248,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 if f.PARTIAL and loop == 0:
                     words = allowed_words(f, bit, limit, CONSUMER)
                     bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
-                dk, dv = _block(
-                    f, dk, dv, kept_k, kept_v, operands(f, kv, g % f.STAGES, j, CONSUMER), g,
+                dk, dv, sums = _block(
+                    f, dk, dv, sums, kept_k, kept_v, operands(f, kv, g % f.STAGES, j, CONSUMER), g,
                     words, (j < n_partial) | (limit < 64), entry + j * f.GATHER, tile, CONSUMER,
                     False, f.PARTIAL and loop == 0,
                 )  # fmt: skip
@@ -239,6 +266,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 add_dq(f, dq, block, tile.row0, CONSUMER)
             if f.CONSUMERS == 2:
                 meet(n)  # dQ of either consumer reads all of K
+        if f.SUMS > 0:
+            _store_sums(f, sums, tile)
         dk = scaled(dk, gradient_scale(f.scale_log2))
         if f.DROPOUT:
             dv = scaled(dv, f.keep_scale)
@@ -274,7 +303,8 @@ def backward_cols(
     GROUPED: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
     WITH_DQ: gl.constexpr, COLUMNS: gl.constexpr, COLUMNS_V: gl.constexpr, LATE: gl.constexpr,
     KEEP_KV: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
-    score_args=None, SCORE: gl.constexpr = None, SLOPE: gl.constexpr = None,
+    score_args=None, row_sums_ptr=None, n_sums=None, SCORE: gl.constexpr = None,
+    NUMBERS: gl.constexpr = None, SLOPE: gl.constexpr = None, SUMS: gl.constexpr = 0,
 ):  # fmt: skip
     """dk (B, H_kv, N_k, D), dv (B, H_kv, N_k, D_v) and, WITH_DQ, what is added to dq. Tiles are
     BLOCK_M queries x 64 * CONSUMERS keys; lse_log2 and neg_delta (B, H_q, n_pad) come from
@@ -285,7 +315,8 @@ def backward_cols(
     one is above 128, the consumers are those of `wide.py`, and tiles 64 x 64.
 
     SCORE gives the logits, of score_args, and SLOPE the gradient of the scaled scores from theirs;
-    see `score.by_triton`. The last arguments are N_q and N_k.
+    see `score.by_triton`. The last arguments are N_q and N_k. SLOPE has SUMS of them, which
+    go to row_sums (SUMS, B * H, n_sums), by key.
     """
     gl.static_assert(num_warps == 4)
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
@@ -366,7 +397,8 @@ def backward_cols(
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
         COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V, GATHER=GATHER, STAGES=STAGES, KV_STAGES=KV_STAGES,
         GROUPED=GROUPED, PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
-        KEEP_KV=KEEP_KV, score_args=score_args, SCORE=SCORE, SLOPE=SLOPE,
+        KEEP_KV=KEEP_KV, score_args=score_args, row_sums=row_sums_ptr, n_sums=n_sums,
+        SCORE=SCORE, NUMBERS=NUMBERS, SLOPE=SLOPE, SUMS=SUMS,
         LOOPS=2 if PARTIAL and WITH_DQ and COLUMNS + COLUMNS_V <= 192 else 1,
     )  # fmt: skip
     if WIDE:

@@ -110,8 +110,12 @@ class Columns:
     LATE: gl.constexpr  # blocks before its end at which a tile lets the next one be claimed
     # a score
     score_args: tl.tuple | gl.constexpr  # of the functions, then N_q and N_k; None without one
+    row_sums: gl.tensor | gl.constexpr  # float32 (SUMS, B * H, n_sums), by key, or None
+    n_sums: gl.tensor | gl.constexpr  # n_k in whole tiles, then the keys of split parts
     SCORE: gl.constexpr  # a function of `score.by_triton`, or None
+    NUMBERS: gl.constexpr  # likewise
     SLOPE: gl.constexpr  # that of its derivative
+    SUMS: gl.constexpr  # how many it gives
 
 
 @fields
