@@ -60,7 +60,7 @@ SAME = {
 }  # fmt: skip
 
 ABSENT = {
-    "decode": ("sink", "score", "dropout_p"),
+    "decode": ("sink", "dropout_p"),
     "BlockSparseAttention": ("sink", "scale", "return_lse"),
 }  # fmt: skip
 

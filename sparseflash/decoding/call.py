@@ -1,5 +1,6 @@
 """The public function `decode`: check the arguments, find the plan of the call, run it."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -21,11 +22,13 @@ from sparseflash.operators.attention import no_autocast, plain
 from sparseflash.problem import Options, Problem, describe, key_of
 from sparseflash.request import options_of, refuse_unknown, remedy
 from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
+from sparseflash.score.function import Bound, Score, bound, check_fit
 
 torch.library.define(
     "sparseflash::decode",
     "(Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? starts, Tensor? table, str mask,"
-    " Tensor[]? schedule, SymInt[]? numbers, float? scale, int? splits, str backend)"
+    " Tensor[]? schedule, SymInt[]? numbers, float? scale, int? splits, str backend, str score,"
+    " Tensor[] tables)"
     " -> (Tensor out, Tensor lse)",
 )
 
@@ -36,6 +39,7 @@ class Keywords(TypedDict, total=False):
     lengths: Lengths | None
     starts: Lengths | None
     block_table: Tensor | None
+    score: Score | Bound | None
     scale: float | None
     splits: int | None
     backend: str
@@ -60,6 +64,7 @@ def decode(
     lengths: Lengths | None = None,
     starts: Lengths | None = None,
     block_table: Tensor | None = None,
+    score: Score | Bound | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     splits: int | None = None,
@@ -89,6 +94,8 @@ def decode(
         block_table: int32 (B, pages of a sequence): the page of its keys number page size * j and
             following is block_table[b, j]. N is the page size times the columns. Entries beyond the
             length are not read; the others are not checked, because that would wait for a GPU.
+        score: from `sparseflash.score`, called with its tensors. It gets the numbers of tokens in
+            their sequence, for the query too, and the length of the sequence as n_q and n_k.
         scale: of the scores; D ** -0.5 by default.
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
             float32, or float64 like q.
@@ -102,7 +109,10 @@ def decode(
     """
     if unknown:
         refuse_unknown("decode", unknown)
-    options = options_of(scale, 0.0, True, backend, names=("triton", "cpu"), return_lse=return_lse)
+    names = "triton", "cpu"
+    options = options_of(
+        scale, 0.0, True, backend, score=score, names=names, return_lse=return_lse
+    )  # fmt: skip
     check_splits(splits)
     check_no_gradient(q, k, v)
     n = check_cache(q, k, v, block_table)
@@ -126,21 +136,26 @@ def decode(
         )
     mask = None if empty or isinstance(mask, Selection) else mask
     bounds = Bounds(lengths, starts, block_table)
+    tables = ()
+    if score is not None:
+        score = bound(score)
+        check_fit(score, q.device, (*q.shape[:2], n, n))
+        tables = tuple(t.contiguous() for t in score.tables)
     if plain(q, k, v):
-        out, lse = _run(q, k, v, bounds, mask, options, splits)
+        out, lse = _run(q, k, v, bounds, mask, options, splits, tables)
     else:
         if not torch.compiler.is_compiling():
             check_transforms(q, k, v)
         key = mask.key if isinstance(mask, Mask | BlockMask) else ""
         flat = as_tensors(mask) if isinstance(mask, Schedule) else (None, None)
-        call = options.scale, splits, backend
+        call = options.scale, splits, backend, options.score, tables
         out, lse = torch.ops.sparseflash.decode(q, k, v, *bounds, key, *flat, *call)
     return (out, lse) if return_lse else out
 
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, mask: AnyMask, options: Options,
-    splits: int | None,
+    splits: int | None, tables: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return out and lse."""
     lengths, starts, table = bounds
@@ -159,7 +174,7 @@ def _run(
         cache.put(key, step, as_tensors(lists)[0] if lists else ())
     with no_autocast(q):
         dynamic = mask if isinstance(mask, Schedule) else None
-        return step(q, k, v, bounds, dynamic)
+        return step(q, k, v, bounds, dynamic, tables)
 
 
 def _prepare(
@@ -185,9 +200,9 @@ def _prepare(
 @torch.library.impl("sparseflash::decode", ("CPU", "CUDA"))
 def _decode(q, k, v, lengths, starts, table, mask, schedule, numbers, *call):
     given = from_tensors(schedule, numbers) if schedule else find(mask) if mask else None
-    scale, splits, backend = call
-    options = Options(scale, 0.0, True, backend)
-    return _run(q, k, v, Bounds(lengths, starts, table), given, options, splits)
+    scale, splits, backend, score, tables = call
+    options = Options(scale, 0.0, True, backend, score)
+    return _run(q, k, v, Bounds(lengths, starts, table), given, options, splits, tables)
 
 
 @torch.library.register_fake("sparseflash::decode")

@@ -4,6 +4,7 @@ float32 and float64 are computed as they are, half inputs in float32.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from sparseflash.backends.protocol import empty_out
 from sparseflash.decoding.pattern import Bounds, Pattern
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, unpack_bits
+from sparseflash.score.by_torch import Scored
+from sparseflash.score.rule import rule_of
 
 
 class Decode:
@@ -21,8 +24,9 @@ class Decode:
         self.problem, self.pattern, self.n = problem, pattern, n
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, schedule: Schedule | None
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, schedule: Schedule | None,
+        tables: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q); schedule: that of a dynamic mask."""
         problem, dtype = self.problem, torch.float64 if q.dtype == torch.float64 else torch.float32
         heads = problem.kv_heads, problem.group, problem.n_q
@@ -41,6 +45,8 @@ class Decode:
                 allowed = allowed.unflatten(0, heads[:2])
             else:
                 allowed = allowed.unsqueeze(1)
+            if problem.options.score:
+                scores = self._logits(scores, tables, b, end, keys)
             scores = scores.masked_fill(~allowed, -math.inf)
             own = scores.logsumexp(-1)
             p = (scores - own.masked_fill(own == -math.inf, 0.0).unsqueeze(-1)).exp()
@@ -51,6 +57,15 @@ class Decode:
             out[b] = found.view(out[b].shape)
             lse[b] = own.flatten(0, 1)
         return out, lse
+
+    def _logits(
+        self, s: Tensor, tables: Sequence[Tensor], b: int, end: int, keys: Tensor
+    ) -> Tensor:
+        """Return those of scores (H_kv, group, N_q, K)."""
+        token = (torch.arange(s.shape[2]) + end - s.shape[2]).clamp(min=0)[:, None]
+        head = torch.arange(self.problem.heads).view(*s.shape[:2], 1, 1)
+        rule, numbers = rule_of(self.problem.options.score), {"b": torch.tensor(b), "h": head}
+        return Scored(rule, tuple(tables), s, end, end, q=token, k=keys, **numbers).logits()
 
 
 def _seen(pattern: Pattern, b: int, n_q: int, begin: int, end: int) -> tuple[Tensor, Tensor]:

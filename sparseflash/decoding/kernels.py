@@ -8,7 +8,7 @@ docs/internals/kernels.md has the mathematics.
 import triton
 import triton.language as tl
 
-from sparseflash.kernels.common.softmax import finite, natural_lse, nonzero
+from sparseflash.kernels.common.softmax import LN2, finite, natural_lse, nonzero
 from sparseflash.kernels.portable.common import block_start, row_bits
 from sparseflash.kernels.portable.forward import online_softmax
 
@@ -31,6 +31,7 @@ def decode_parts(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     PAGE: tl.constexpr, LENGTHS: tl.constexpr, STARTS: tl.constexpr, LISTED: tl.constexpr,
     FROM_END: tl.constexpr, PARTIAL: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    score_args=None, SCORE: tl.constexpr = None,
 ):  # fmt: skip
     """q (B, H_q, n_q, HEAD_DIM) and a cache -> parts of Out (B, H_q, n_q, HEAD_DIM_V) and of Lse
     (B, H_q, n_q), stride_part and stride_part_lse apart.
@@ -125,8 +126,16 @@ def decode_parts(
                 bit_row += tl.maximum(position, 0) % BLOCK_Q  # [BLOCK_M]
                 bit = row_bits(bits, bit_row, start % BLOCK_K, BLOCK_K, BLOCK_N, False)
                 allowed = allowed & (bit | (code < 0))
+            unit, add = scale_log2, None
+            if SCORE is not None:  # of a function for pairs
+                token = tl.maximum(tl.minimum(n - n_q + query, n - 1), 0)
+                s, unit, add, _kept = SCORE(
+                    s, scale_log2 * LN2, (), b.to(tl.int32), q_head.to(tl.int32)[:, None],
+                    token[:, None], tl.minimum(key, tl.maximum(n - 1, 0))[None, :], n, n, 0,
+                    score_args, BLOCK_M, BLOCK_N, False, q.dtype != tl.float32,
+                )  # fmt: skip
             s = tl.where(allowed, s, float("-inf"))
-            p, alpha, m, l = online_softmax(s, m, l, scale_log2, True)
+            p, alpha, m, l = online_softmax(s, m, l, unit, True, False, add)
             v_at = (cell * stride_vb + slot * stride_vn)[:, None] + dim_v[None, :]
             v_inside = real[:, None] & (dim_v < HEAD_DIM_V)[None, :]
             v = tl.load(v_base + v_at, mask=v_inside, other=0.0)  # [BLOCK_N, BLOCK_DV]

@@ -4,6 +4,8 @@ The grid follows from the layout alone. Lengths, pages and lists are read on the
 waits for it, and a CUDA graph serves caches that grow.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from sparseflash.kernels.common.shapes import padded_dim, padded_dim_v, scale_lo
 from sparseflash.kernels.portable.configs import Family, Tiles, power_of_two_divisor
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule
+from sparseflash.score.by_triton import kernel_score
 
 PROGRAMS = 2  # for each multiprocessor: their copies in flight fill the memory's bandwidth
 LONGEST = 128  # key tiles of a part: sequences of unlike lengths share the device
@@ -58,8 +61,9 @@ class Decode:
         }  # fmt: skip
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, schedule: Schedule | None
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, schedule: Schedule | None,
+        tables: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q); schedule: that of a dynamic mask."""
         problem = self.problem
         out = empty_out(q, v)
@@ -84,9 +88,13 @@ class Decode:
             )  # fmt: skip
             grid = (self.parts * self.m_tiles * problem.batch * self.packs,)
             given = {"LENGTHS": bounds.lengths is not None, "STARTS": bounds.starts is not None}
+            if problem.options.score:
+                score = kernel_score(problem.options.score, pairs=True)
+                given |= {"score_args": score.args(tables), "SCORE": score.score}
             return grid, args, self.options | given
 
-        self.launch_parts((q, k, v, parts, part_lse, *bounds), arguments, lists)
+        tensors, shapes = (q, k, v, parts, part_lse, *bounds, *tables), [t.shape for t in tables]
+        self.launch_parts(tensors, arguments, lists, tuple(shapes))
         if self.parts > 1:
             self._merge(parts, part_lse, out, lse)
         return out, lse

@@ -89,14 +89,15 @@ class KernelScore:
     batch entry and head, and reads by distance that take one entry beyond a radius. The kernel of
     dq sums the gradients of such an entry over blocks of SPAN x SPAN pairs.
 
+    pairs: `score` takes any places, and heads that differ by row: no gradients, nothing shared.
     gluon: the functions are for Gluon, whose layouts have no gathers. What a tile reads by distance
     comes from vectors, which `by_distance` makes before; and `first` is a tuple, see
     `kernels.hopper.score.places`. `slope_sums` gives in place of sums the values to add up, each
     with the conditions of its sums.
     """
 
-    def __init__(self, rule: Rule, gluon: bool = False):
-        self.rule, self.gluon = rule, gluon
+    def __init__(self, rule: Rule, gluon: bool = False, pairs: bool = False):
+        self.rule, self.gluon, self.pairs = rule, gluon, pairs
         # what `bands` and `numbers` give; complete after the other functions
         self.near: dict[Expression, int] = {}
         self.once: dict[Expression, int] = {}
@@ -110,7 +111,7 @@ class KernelScore:
         # where args have the last of the first distances with one entry, and the first of the last
         self.spans: dict[Expression, int] = {}
         for _, node in self.terms:
-            if node.op == "load" and len(self.terms) > 1 and _has_ends(node):
+            if node.op == "load" and len(self.terms) > 1 and not pairs and _has_ends(node):
                 self.spans.setdefault(node, self.n_args + 2 * len(self.spans))
         self.n_args += 2 * len(self.spans)
         self.added = [read for read in rule.reads if not _is_carried(read)]
@@ -131,7 +132,7 @@ class KernelScore:
     @cached_property
     def score(self) -> Any:
         """The function (x, unit, add, what the slopes take) of a tile."""
-        write = _Writer(self)
+        write = _Writer(self, once=not self.pairs)
         factor, parts = _factors(self.rule.logits)
         apart = len(parts) == 1 and factor > 0
         amplified = self.gluon and apart and parts[0].op == "tanh"
@@ -224,9 +225,13 @@ class KernelScore:
 
     def options(self, tables: Sequence[Tensor], n_q: int, n_k: int, *more: Any) -> dict[str, Any]:
         """Return the arguments of a kernel; more: args after the tables."""
-        args = *(x for t in tables for x in (t, *t.shape)), *self.ends(tables, n_q, n_k), *more
+        args = *self.args(tables), *self.ends(tables, n_q, n_k), *more
         functions = {"SCORE": self.score, "NUMBERS": self.numbers}
         return {"score_args": args, "PAIRED": self.paired, **functions}
+
+    def args(self, tables: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Return the pointers and sizes of tables."""
+        return tuple(x for t in tables for x in (t, *t.shape))
 
     def ends(self, tables: Sequence[Tensor], n_q: int, n_k: int) -> tuple[int, ...]:
         """Return the two distances of each of `spans`, multiples of 16, as Triton compiles others
@@ -300,9 +305,9 @@ class KernelScore:
 
 
 @lru_cache(maxsize=512)
-def kernel_score(text: str, gluon: bool = False) -> KernelScore:
+def kernel_score(text: str, gluon: bool = False, pairs: bool = False) -> KernelScore:
     """Return the rule of a key."""
-    return KernelScore(rule_of(text), gluon)
+    return KernelScore(rule_of(text), gluon, pairs)
 
 
 @cached
@@ -525,7 +530,7 @@ class _Writer:
         adds, late = [], []
         for sign, node in score.terms:
             op = "+" if sign > 0 else "-"
-            if not _symbols(node) & {"q", "k", "s"}:
+            if not score.pairs and not _symbols(node) & {"q", "k", "s"}:
                 adds.append(f"{op} {self.number(node)} * {LOG2E!r}")
             elif node in score.spans:
                 late.append((op, self._near_or_far, node))
@@ -543,12 +548,13 @@ class _Writer:
         """Return a term of x: where it has numbers, their product with a tile."""
         if self._by_distance(node):
             return self(multiply(node, _INVERSE) if self.score.scaled else node)
-        value = self.line(" * ".join(map(self.number, _split(node)[1])))
-        return f"{factor} * {value}" if (factor := self._factor(node)) else value
+        numbers, tiles = _split(node) if not self.score.pairs else ([], [node])
+        value = self.line(" * ".join(map(self.number, tiles)))
+        return f"{factor} * {value}" if (factor := self._factor(numbers)) else value
 
-    def _factor(self, node: Expression) -> str:
+    def _factor(self, numbers: Sequence[Expression]) -> str:
         """Return the product of the numbers of a term of x, or nothing."""
-        factors = [*map(self.number, _split(node)[0]), *["inverse"] * self.score.scaled]
+        factors = [*map(self.number, numbers), *["inverse"] * self.score.scaled]
         return self.line(" * ".join(factors)) if factors else ""
 
     def _near_or_far(self, add: str, op: str, unit: str, node: Expression) -> None:
@@ -571,7 +577,7 @@ class _Writer:
         """Add the product of a number and abs(k - q + r) to x. Where the sign of the distance is
         the same in a tile, its rows and columns add up: the rows become `add`.
         """
-        factor, rest = self._factor(node) or "1.0", _slant(node)
+        factor, rest = self._factor(_split(node)[0]) or "1.0", _slant(node)
         above, below = (factor, f"-{factor}")[:: 1 if op == "+" else -1]
         assert rest is not None
         whole, real = self(rest), self.real(rest)
@@ -598,7 +604,9 @@ class _Writer:
 
     def _by_distance(self, node: Expression) -> bool:
         """Whether a tile is looked up by distance alone: once for each, and then spread."""
-        if self.of_band or node.kind != REAL or not {"q", "k"} <= _symbols(node):
+        if self.of_band or self.score.pairs or node.kind != REAL:
+            return False
+        if not {"q", "k"} <= _symbols(node):
             return False
         if _symbols(node) & {"s", "g"} or reach((node,)) != "d":
             return False

@@ -282,3 +282,27 @@ def test_it_compiles_into_one_graph(mask, fresh_dynamo):
     for lengths in (options["lengths"], options["lengths"].flip(0)):
         for a, b in zip(compiled(q, k, v, lengths), call(q, k, v, lengths), strict=True):
             assert torch.equal(a, b) or a.isnan().any()
+
+
+@both
+def test_scores_are_those_of_the_last_rows(backend):
+    """Of rules that read tables in every way, for heads that share keys, and pages."""
+    rules = sparseflash.score_rules
+    tables = {"bias": torch.randn(4, 41), "gate": torch.rand(200), "t": torch.rand(4)}
+    mixed = sparseflash.score(
+        lambda s, h, q, k, n_q, n_k, bias, gate, t: (
+            torch.tanh(s * t[h]) * gate[q] - bias[h, k - q + n_q - n_k + 20] + t[h]
+        )
+    )
+    q, k, v = make_qkv(2, 4, 200, 200, 32, kv_heads=2)
+    lengths = torch.tensor([200, 77], dtype=torch.int32)
+    for mask in (masks.causal(), LISTED):
+        for score in (rules.softcap(2.0)(), rules.alibi(slopes=tables["t"]), mixed(**tables)):
+            last = torch.stack([q[b, :, n - 3 : n] for b, n in enumerate(lengths)])
+            out = sparseflash.decode(
+                last, k, v, mask, lengths=lengths, score=score, backend=backend, splits=2
+            )
+            for b, n in enumerate(lengths):
+                x = [t[b : b + 1, :, :n] for t in (q, k, v)]
+                wanted = sparseflash.attention(*x, mask, score=score, backend="reference")
+                assert_close(out[b : b + 1], wanted[:, :, -3:], name="out")
