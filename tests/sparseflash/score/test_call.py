@@ -376,7 +376,7 @@ def test_errors_of_a_call():
     ):
         with pytest.raises(ValueError, match=message):
             sparseflash.attention(q, k, v, **options)
-    with pytest.raises(TypeError, match="score"):
-        sparseflash.decode(q, k, v, score=capped)
+    with pytest.raises(ValueError, match="dimension 0 of bias has 2"):
+        sparseflash.decode(q, k, v, score=bound)
     with pytest.raises(ValueError, match="is int"):
         relative(bias=3)
