@@ -267,7 +267,7 @@ def test_opcheck(dtype):
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     starts = torch.tensor([3, 0], dtype=torch.int32)
     bounds = options["lengths"], starts, options["block_table"]
-    rest = *bounds, LISTED.key, None, None, None, 2, "cpu"
+    rest = *bounds, LISTED.key, None, None, None, 2, "cpu", "", ()
     torch.library.opcheck(torch.ops.sparseflash.decode.default, (q, k, v, *rest))
 
 
