@@ -139,7 +139,7 @@ def decode(
     tables = ()
     if score is not None:
         score = bound(score)
-        check_fit(score, q.device, (*q.shape[:2], n, n))
+        check_fit(score, q.device, (q.shape[0], q.shape[1], n, n))
         tables = tuple(t.contiguous() for t in score.tables)
     if plain(q, k, v):
         out, lse = _run(q, k, v, bounds, mask, options, splits, tables)
