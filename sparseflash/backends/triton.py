@@ -275,11 +275,12 @@ class Cut:
         # the interpreter has no registers to run out of: float32 takes the tiles, and the code
         # paths, of 16 bits there
         dtype = torch.float16 if interpreted() else problem.dtype
+        kind = _kind_of(_score(problem))
         self.tiles = tiles_for(
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
             family=family_of(problem.device), block_q=block_q, block_k=block_k,
             padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
-            score=_kind_of(_score(problem)),
+            score=kind,
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"
@@ -299,6 +300,7 @@ class Cut:
             "BLOCK_K": block_k,
             "DENSE": facts is None,
             "PARTIAL": partial,
+            "PAIRED": kind == "paired",
             # of float32 products only
             "PRECISION": "ieee" if problem.dtype == torch.float32 else "tf32",
         }

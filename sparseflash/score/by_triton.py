@@ -226,8 +226,7 @@ class KernelScore:
     def options(self, tables: Sequence[Tensor], n_q: int, n_k: int, *more: Any) -> dict[str, Any]:
         """Return the arguments of a kernel; more: args after the tables."""
         args = *self.args(tables), *self.ends(tables, n_q, n_k), *more
-        functions = {"SCORE": self.score, "NUMBERS": self.numbers}
-        return {"score_args": args, "PAIRED": self.paired, **functions}
+        return {"score_args": args, "SCORE": self.score, "NUMBERS": self.numbers}
 
     def args(self, tables: Sequence[Tensor]) -> tuple[Any, ...]:
         """Return the pointers and sizes of tables."""

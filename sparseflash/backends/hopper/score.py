@@ -52,7 +52,7 @@ class ScoreLaunch:
                 found, self.length, self.middle, problem.scale, problem.n_q, problem.n_k,
                 problem.heads,
             )  # fmt: skip
-            options = {"args": self._sizes(tables), "BANDS": self.bands, "COUNT": self.count}
+            options = {"args": self.score.args(tables), "BANDS": self.bands, "COUNT": self.count}
             grid = cdiv(self.length, _BLOCK), n_bh
             return grid, args, options | {"BLOCK": _BLOCK, "num_warps": 4}
 
@@ -61,14 +61,9 @@ class ScoreLaunch:
 
     def options(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         """Return the arguments of a kernel; tensors: from `tensors`."""
-        problem, n = self.problem, len(self.score.rule.kinds)
-        args = self._sizes(tensors[:n])
-        args += self.score.ends(tensors[:n], problem.n_q, problem.n_k)
+        problem, n, more = self.problem, len(self.score.rule.kinds), ()
         if self.count:
-            n_bh = problem.batch * problem.heads
-            args += tensors[n], self.length, self.middle, problem.heads, n_bh * self.length
-        args += problem.n_q, problem.n_k
-        return {"score_args": args, "SCORE": self.score.score, "NUMBERS": self.score.numbers}
-
-    def _sizes(self, tables: Sequence[Tensor]) -> tuple[Any, ...]:
-        return tuple(x for t in tables for x in (t, *t.shape))
+            heads = problem.heads
+            more = tensors[n], self.length, self.middle, heads, problem.batch * heads * self.length
+        sizes = problem.n_q, problem.n_k
+        return self.score.options(tensors[:n], *sizes, *more, *sizes)
