@@ -76,7 +76,7 @@ class Forward:
 
         self.cut = Cut("forward", problem, schedule)
         self.launch = Launch(attention_forward, static=self.cut.static)
-        self.max_scores, self.score = problem.options.max_scores, _score(problem)
+        self.max_scores, self.score = problem.options.max_scores, score_of(problem)
         # float16 does not hold the exponentials
         wanted = self.max_scores or problem.dtype == torch.float16
         self.bounded = self.score is not None and self.score.bounded and not wanted
@@ -123,7 +123,7 @@ class Backward:
         from sparseflash.kernels.portable import backward, backward_prepare
 
         self.kv, self.q = (Cut(name, problem, schedule) for name in ("backward_kv", "backward_q"))
-        self.score = _score(problem)
+        self.score = score_of(problem)
         if self.score is not None and self.score.added:
             self.added = Cut("backward_tables", problem, schedule)
         static, self.keep_scale = self.kv.static, keep_scale(problem.options.dropout_p)
@@ -275,7 +275,7 @@ class Cut:
         # the interpreter has no registers to run out of: float32 takes the tiles, and the code
         # paths, of 16 bits there
         dtype = torch.float16 if interpreted() else problem.dtype
-        kind = _kind_of(_score(problem))
+        kind = _kind_of(score_of(problem))
         self.tiles = tiles_for(
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
             family=family_of(problem.device), block_q=block_q, block_k=block_k,
@@ -351,13 +351,13 @@ def _kind_of(score: Any) -> Literal["", "plain", "tables", "paired"]:
     return "paired" if score.paired else "tables" if score.rule.kinds else "plain"
 
 
-def _score(problem: Problem) -> Any:
+def score_of(problem: Problem, *, pairs: bool = False) -> Any:
     """Return the `KernelScore` of a problem, or None."""
     if not problem.options.score:
         return None
     from sparseflash.score.by_triton import kernel_score
 
-    return kernel_score(problem.options.score)
+    return kernel_score(problem.options.score, pairs=pairs)
 
 
 def _lists(schedule: Schedule | None, side: Side) -> tuple[Tensor | None, ...]:

@@ -18,7 +18,6 @@ from sparseflash.kernels.common.shapes import padded_dim, padded_dim_v, scale_lo
 from sparseflash.kernels.portable.configs import Family, Tiles, power_of_two_divisor
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule
-from sparseflash.score.by_triton import kernel_score
 
 PROGRAMS = 2  # for each multiprocessor: their copies in flight fill the memory's bandwidth
 LONGEST = 128  # key tiles of a part: sequences of unlike lengths share the device
@@ -31,6 +30,7 @@ class Decode:
 
     def __init__(self, problem: Problem, pattern: Pattern, n: int, page: int, splits: int | None):
         self.problem, self.pattern, self.n = problem, pattern, n
+        self.score = portable.score_of(problem, pairs=True)
         group, schedule = problem.group, pattern.schedule
         # where the query heads of a key head have masks of their own, each reads its keys itself
         self.pack = group if pattern.heads in (1, problem.kv_heads) else 1
@@ -88,9 +88,8 @@ class Decode:
             )  # fmt: skip
             grid = (self.parts * self.m_tiles * problem.batch * self.packs,)
             given = {"LENGTHS": bounds.lengths is not None, "STARTS": bounds.starts is not None}
-            if problem.options.score:
-                score = kernel_score(problem.options.score, pairs=True)
-                given |= {"score_args": score.args(tables), "SCORE": score.score}
+            if self.score is not None:
+                given |= {"score_args": self.score.args(tables), "SCORE": self.score.score}
             return grid, args, self.options | given
 
         tensors, shapes = (q, k, v, parts, part_lse, *bounds, *tables), [t.shape for t in tables]
