@@ -282,8 +282,9 @@ class KernelScore:
             if _is_carried(read):
                 sums = row_sums[self.number[read.node]]
                 part = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
-                at = Scored(self.rule, tables, sums, n_q, n_k, **numbers)
-                gather(part, at.place(read.table, read.index), sums)
+                if not _placed(part, read, sums):  # which launches less
+                    at = Scored(self.rule, tables, sums, n_q, n_k, **numbers)
+                    gather(part, at.place(read.table, read.index), sums)
             else:
                 part = made[read.node]
                 if read.node in self.counted:
@@ -328,6 +329,19 @@ def _ends(text: str, shapes: tuple[tuple[int, ...], ...], n_q: int, n_k: int) ->
 def _is_carried(read: Read) -> bool:
     """Whether its gradient is a number for each query."""
     return read.reach in ("bh", "q")
+
+
+def _placed(part: Tensor, read: Read, row_sums: Tensor) -> bool:
+    """Put sums (B, H, N_q) at their entries, where the index is numbers of these alone."""
+    names = [bare(i) or "" for i in read.index]
+    if len(set(names)) < len(names) or not set(names) <= set("bhq"):
+        return False
+    others = [dim for dim, name in enumerate("bhq") if name not in names]
+    found = row_sums.sum(others) if others else row_sums
+    order = sorted(names, key="bhq".index)
+    found = found.permute([order.index(name) for name in names])
+    part[tuple(slice(n) for n in found.shape)] = found
+    return True
 
 
 def _has_ends(node: Expression) -> bool:
@@ -691,13 +705,15 @@ class _Writer:
         return f"{_CALLS[node.op]}({', '.join(names)})"
 
     def amplified(self, node: Expression, factor: float) -> None:
-        """Write x = factor * tanh, by the polynomial of `capped`, and unit = 1; or x = tanh and the
-        factor as its unit.
+        """Write x = factor * tanh and unit = 1 for a forward, x = tanh for a backward, and know the
+        tanh.
         """
-        for test, of_x, unit in (("if FAST == 2:", 1.0, factor), ("else:", factor, 1.0)):
-            inner = _Writer(self.score, prefix="t_")
-            inner.lines += [f"x = {inner._tanh(node, of_x)}", f"unit = {unit!r}"]
-            self.lines += [test, *_indented([*inner.lines, f"t = x * {1 / of_x!r}"])]
+        back, on = (_Writer(self.score, prefix=prefix) for prefix in ("back", "on"))
+        # with numbers that are known here, a backward has registers for them
+        back.lines += [f"x = capped({back(node.args[0])}, 1.0, 1.0, FAST)", f"unit = {factor!r}"]
+        on.lines += [f"x = {on._tanh(node, factor)}", "unit = 1.0"]
+        self.lines += ["if T:", *_indented([*back.lines, "t = x"])]
+        self.lines += ["else:", *_indented([*on.lines, f"t = x * {1 / factor!r}"])]
         self.known[node] = "t"
 
     def _tanh(self, node: Expression, amplitude: float = 1.0) -> str:

@@ -45,7 +45,7 @@ from sparseflash.kernels.hopper.forward_args import Barriers, Buffers, Descripto
 from sparseflash.kernels.hopper.forward_feed import producer, scheduler, shared_rows, storer
 from sparseflash.kernels.hopper.forward_store import sink_of, store_out
 from sparseflash.kernels.hopper.masking import bit_words, where_allowed, words_layout
-from sparseflash.kernels.hopper.score import FORWARD_TANH, numbers_of, scored
+from sparseflash.kernels.hopper.score import numbers_of, scored
 from sparseflash.kernels.hopper.softmax import (
     online_softmax,
     row_sums,
@@ -117,7 +117,7 @@ def _logits(f, s, numbers, bh, row, blocks):
         BLOCK_K: gl.constexpr = f.descs.k.block_shape[2]
         b, h, n_k = bh // f.heads, bh % f.heads, f.score_args[-1]
         s, unit, add, _kept = scored(
-            f, s, numbers, b, h, row, f.n_q, blocks, n_k, BLOCK_K, False, FORWARD_TANH
+            f, s, numbers, b, h, row, f.n_q, blocks, n_k, BLOCK_K, False
         )  # fmt: skip
         return s, unit, add
 

@@ -10,10 +10,6 @@ from sparseflash.kernels.hopper.masking import bit_layout, words_layout
 from sparseflash.kernels.hopper.softmax import as_tile, row_sums
 from sparseflash.kernels.portable.score import SPAN
 
-# how `capped` computes a tanh
-FORWARD_TANH = gl.constexpr(True)
-BACKWARD_TANH = gl.constexpr(2)
-
 
 @gluon.jit
 def _hidden(x):
@@ -76,7 +72,7 @@ def numbers_of(f, b, h):
 
 @gluon.jit
 def scored(f, s, numbers, b, h, row, n_rows, block, n_columns, BLOCK: gl.constexpr,
-           T: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
+           T: gl.constexpr):  # fmt: skip
     """Return x, unit and add of products s [64, COLUMNS], so that the logits in base 2 are x unit +
     add, and what `sloped` takes of them; b, h, block: numbers, or as `entry_blocks` has them. add
     is a number or, unless T, one for each row and lane [64, 4].
@@ -88,12 +84,12 @@ def scored(f, s, numbers, b, h, row, n_rows, block, n_columns, BLOCK: gl.constex
     if T:
         x, unit, add, kept = f.SCORE(
             s, scale, numbers, b, h, columns, own, n_columns, n_rows, first, args, COLUMNS, 64,
-            True, FAST,
+            True, True,
         )  # fmt: skip
     else:
         x, unit, add, kept = f.SCORE(
             s, scale, numbers, b, h, own, columns, n_rows, n_columns, first, args, 64, COLUMNS,
-            False, FAST,
+            False, True,
         )  # fmt: skip
     return x, unit, add, kept
 
@@ -109,7 +105,7 @@ def sloped(f, s, ds, kept, numbers, sums, b, h, k_start, n_k, block, n_q, BLOCK:
     k, q, first = places(k_start, n_k, block, n_q, s.shape[1], BLOCK, True)
     ds, values = f.SLOPE(
         s, f.scale_log2 * LN2, ds, kept, numbers, b, h, q, k, n_q, n_k, first, far, f.score_args,
-        (), ds.shape[1], 64, True, BACKWARD_TANH,
+        (), ds.shape[1], 64, True, True,
     )  # fmt: skip
     found = ()
     for i in gl.static_range(len(values)):

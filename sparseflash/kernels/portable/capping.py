@@ -14,9 +14,9 @@ B0, B1, B2 = tl.constexpr(0.94987834), tl.constexpr(-0.29381688), tl.constexpr(0
 PACK = tl.constexpr(16)  # scores of a thread that choose together
 
 
-def _ptx(pack: int, approximate: bool = False) -> str:
+def _ptx(pack: int) -> str:
     """`capped` of `pack` scores of a thread: a polynomial each, and where one of them is too large
-    for it, an exponential and a division each, or the approximation of the hardware.
+    for it, an exponential and a division each.
 
     All are small where all z are negative, which the sign of z0 & z1 & .. tells. That needs no
     other thread, and only warps with large scores pay for them.
@@ -43,14 +43,6 @@ def _ptx(pack: int, approximate: bool = False) -> str:
         fma.rn.f32 {out[i]}, r, minus_twice, {amplitude[i]};"""
         for i in range(pack)
     ]
-    if approximate:
-        far = [
-            f"""
-        mul.f32 r, {s[i]}, rate;
-        tanh.approx.f32 r, r;
-        mul.f32 {out[i]}, r, {amplitude[i]};"""
-            for i in range(pack)
-        ]
     return f"""{{
         .reg .pred near;
         .reg .b32 sign, bits;
@@ -59,32 +51,26 @@ def _ptx(pack: int, approximate: bool = False) -> str:
         setp.ne.b32 near, sign, 0;
         @near bra END;
         rcp.approx.ftz.f32 rate, {cap[0]};
-        {"" if approximate else "mul.f32 rate, rate, 0f4038AA3B;"} // 2 log2(e)
+        mul.f32 rate, rate, 0f4038AA3B; // 2 log2(e)
         mul.f32 minus_twice, {amplitude[0]}, 0fC0000000;{"".join(far)}
         END:
     }}"""
 
 
 PTX = tl.constexpr(_ptx(PACK.value))
-PTX_3 = tl.constexpr(_ptx(PACK.value, True))
 CONSTRAINTS = tl.constexpr(",".join(["=&f"] * PACK.value + ["f"] * (7 * PACK.value)))
 
 
 @triton.jit
 def capped(s, cap, amplitude, FAST: tl.constexpr):
     """amplitude * tanh(s / cap) of scores [M, N], cap from 1e-7 to 1e7. FAST: an error of 7e-6 of
-    it is small. FAST = 2: so is one of 5e-4, and amplitude is 1 below a cap of 1e7.
+    it is small.
     """
-    if FAST == 2 and is_cuda():
-        return tl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [s * (amplitude / cap)], tl.float32, is_pure=True,
-            pack=1,
-        )  # fmt: skip
-    elif FAST and is_cuda():
+    if FAST and is_cuda():
         a = amplitude / cap
         per_square = 1.0 / (cap * cap)
         return tl.inline_asm_elementwise(
-            PTX_3 if FAST == 3 else PTX, CONSTRAINTS,
+            PTX, CONSTRAINTS,
             [s, -NEAR * cap * cap, B0 * a, B1 * a * per_square, B2 * a * per_square * per_square,
              cap, amplitude],
             tl.float32, is_pure=True, pack=PACK,

@@ -60,7 +60,7 @@ from sparseflash.kernels.hopper.common import (
 from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.gluon import HOISTS
 from sparseflash.kernels.hopper.masking import where_allowed, words_layout
-from sparseflash.kernels.hopper.score import BACKWARD_TANH, numbers_of, scored, sloped
+from sparseflash.kernels.hopper.score import numbers_of, scored, sloped
 from sparseflash.kernels.hopper.softmax import as_tile
 from sparseflash.kernels.hopper.work import RECORD, TILE, read, wait_record
 
@@ -131,7 +131,7 @@ def _block(f, dk, dv, sums, kept_k, kept_v, tiles, g, words, masked, entry, tile
             raw = st
             st, unit, add, kept_values = scored(
                 f, st, numbers, b, h, tile.k_start, f.n_k, blocks, f.score_args[-2],
-                BLOCK_M // f.GATHER, True, BACKWARD_TANH,
+                BLOCK_M // f.GATHER, True,
             )  # fmt: skip
             lse_log2 = lse_log2 - add
         p = probabilities(st, unit, lse_log2[None, :])  # P^T [64, BLOCK_M]
