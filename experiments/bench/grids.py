@@ -64,14 +64,14 @@ class Part(NamedTuple):
 
 
 def read_grid(name: str, device: torch.device) -> list[Part]:
-    """Return the parts of conf/grid/NAME.yaml: sizes, masks, and providers, as far as installed.
+    """Return the parts of conf/grids/NAME.yaml: sizes, masks, and providers, as far as installed.
 
     What a part does not say: batch 1, head dim 128, bfloat16, blocks of 128, (B, H, N, D).
     """
     if device.type != "cuda":
         raise ValueError(f"grid={name} needs a GPU, and the device is {device}: leave it out")
     parts = []
-    for part in read_yaml(CONF / "grid" / f"{name}.yaml", "a grid has parts")["parts"]:
+    for part in read_yaml(CONF / "grids" / f"{name}.yaml", "a grid has parts")["parts"]:
         n, heads, block = part["n"], part["heads"], part.get("block", 128)
         sizes = part.get("batch", 1), heads, part.get("kv_heads", heads), n, n
         shape = Case(DENSE, *sizes, part.get("head_dim", 128), "bfloat16", block, block)
@@ -80,7 +80,7 @@ def read_grid(name: str, device: torch.device) -> list[Part]:
     return parts
 
 
-GRIDS = sorted(path.stem for path in (CONF / "grid").glob("*.yaml"))
+GRIDS = sorted(path.stem for path in (CONF / "grids").glob("*.yaml"))
 
 
 def _cases(shape: Case, texts: Iterable[str]) -> tuple[Case, ...]:
