@@ -5,7 +5,7 @@ import linecache
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -32,9 +32,6 @@ from sparseflash.kernels.portable.score import (
     sums_by_distance,
 )
 from sparseflash.score.rule import Read, Rule, bare, distance_form, reach
-
-if TYPE_CHECKING:
-    from sparseflash.score.by_triton import KernelScore
 
 _INFIX = {
     "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "less": "<", "less_equal": "<=",
@@ -201,11 +198,12 @@ def listed(names: Any) -> str:
 class Writer:
     """The lines of a function, one for each node.
 
+    score: the KernelScore that the lines are for.
     of_band: of a band of distances in place of a tile. once: whether the function gets `numbers`.
     """
 
     def __init__(
-        self, score: "KernelScore", lines: list[str] | None = None, *, prefix: str = "x",
+        self, score: Any, lines: list[str] | None = None, *, prefix: str = "x",
         known: dict[Expression, str] | None = None, of_band: bool = False, once: bool = True,
         distance: str = "d",
     ):  # fmt: skip
