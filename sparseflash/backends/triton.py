@@ -245,12 +245,21 @@ class Backward:
         assert score is not None
         buffers, units = score.buffers(tables), row_sums
         if buffers:
-            # of the sum of |dS| of a query: dP is at most |dO| |V|, and so is delta without dLSE
-            largest = [torch.linalg.vector_norm(t, torch.inf).float() for t in (dout, v, delta)]
-            bound = largest[0] * largest[1] * (v.shape[3] * self.keep_scale) + largest[2]
-            units = score.units(row_sums, lse_log2.numel(), bound)
+            units = score.units(row_sums, lse_log2.numel(), self._bound(dout, v, delta, lse_log2))
             self.queries(dout, delta, lse_log2, saved, walk, units, buffers)
         return score.gradients(tables, row_sums, units, buffers, q.shape[2], k.shape[2])
+
+    def _bound(self, dout: Tensor, v: Tensor, delta: Tensor, lse_log2: Tensor) -> Tensor:
+        """Return what the sum of |dS| of a query does not exceed: dP is at most |dO| |V|, and so is
+        delta without dLSE.
+
+        What no query sees may be NaN or infinite. A value that is seen makes delta so.
+        """
+        empty, norm = lse_log2 == torch.inf, torch.linalg.vector_norm
+        of_rows = norm(dout, torch.inf, dim=-1).float(), delta.abs()
+        largest, delta = (x.masked_fill(empty, 0.0).amax() for x in of_rows)
+        value = norm(v.nan_to_num(0.0, 0.0, 0.0), torch.inf).float()
+        return largest * value * (v.shape[3] * self.keep_scale) + delta
 
 
 plan_forward, plan_backward = Forward, Backward

@@ -118,6 +118,28 @@ def test_a_nan_shows_in_the_gradients_of_tables():
         assert grads and all(g.isnan().any() for g in grads), name
 
 
+def test_nan_in_padding_leaves_the_gradients_of_tables_alone():
+    """The largest value and gradient, which set the unit of the sums, are those that are seen."""
+    n, real = 256, 128
+    q, k, v, dout = (torch.randn(1, 2, n, 16) for _ in range(4))
+    table = torch.randn(2, 33)
+
+    def gradient(v, dout):
+        bias = table.clone().requires_grad_()
+        out = sparseflash.attention(
+            q, k, v, masks.causal(), score=sparseflash.score_rules.relative(16)(bias=bias),
+            lengths=torch.tensor([real]), backend="triton",
+        )  # fmt: skip
+        out.backward(dout)
+        return bias.grad
+
+    dout[:, :, real:] = 0.0
+    nan_v, nan_dout = v.clone(), dout.clone()
+    nan_v[:, :, real:], nan_dout[:, :, real:] = torch.nan, torch.nan
+    v[:, :, real:] = 0.0
+    assert torch.equal(gradient(nan_v, nan_dout), gradient(v, dout))
+
+
 def test_several_reads_of_one_table_and_none():
     """Gradients add up, however each is summed."""
 
