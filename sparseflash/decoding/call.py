@@ -28,7 +28,7 @@ torch.library.define(
     "sparseflash::decode",
     "(Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? starts, Tensor? table, str mask,"
     " Tensor[]? schedule, SymInt[]? numbers, float? scale, int? splits, str backend, str score,"
-    " Tensor[] tables)"
+    " Tensor[]? tables)"
     " -> (Tensor out, Tensor lse)",
 )
 
@@ -114,7 +114,7 @@ def decode(
         scale, 0.0, True, backend, score=score, names=names, return_lse=return_lse
     )  # fmt: skip
     check_splits(splits)
-    check_no_gradient(q, k, v)
+    check_no_gradient(q=q, k=k, v=v)
     n = check_cache(q, k, v, block_table)
     if lengths is not None:
         lengths = check_lengths(lengths, q.shape[0], n, q.device)
@@ -139,6 +139,7 @@ def decode(
     tables = ()
     if score is not None:
         score = bound(score)
+        check_no_gradient(**dict(zip(score.score.names, score.tables, strict=True)))
         check_fit(score, q.device, (q.shape[0], q.shape[1], n, n))
         tables = tuple(t.contiguous() for t in score.tables)
     if plain(q, k, v):
@@ -148,7 +149,7 @@ def decode(
             check_transforms(q, k, v)
         key = mask.key if isinstance(mask, Mask | BlockMask) else ""
         flat = as_tensors(mask) if isinstance(mask, Schedule) else (None, None)
-        call = options.scale, splits, backend, options.score, tables
+        call = options.scale, splits, backend, options.score, tables or None
         out, lse = torch.ops.sparseflash.decode(q, k, v, *bounds, key, *flat, *call)
     return (out, lse) if return_lse else out
 
@@ -202,7 +203,7 @@ def _decode(q, k, v, lengths, starts, table, mask, schedule, numbers, *call):
     given = from_tensors(schedule, numbers) if schedule else find(mask) if mask else None
     scale, splits, backend, score, tables = call
     options = Options(scale, 0.0, True, backend, score)
-    return _run(q, k, v, Bounds(lengths, starts, table), given, options, splits, tables)
+    return _run(q, k, v, Bounds(lengths, starts, table), given, options, splits, tables or ())
 
 
 @torch.library.register_fake("sparseflash::decode")
@@ -266,9 +267,9 @@ def _check_pages(q: Any, k: Any, v: Any, table: Any) -> None:
         )
 
 
-def check_no_gradient(*tensors: Any) -> None:
-    """Raise ValueError where a gradient of q, k or v may be asked for."""
-    for name, t in zip("qkv", tensors, strict=True):
+def check_no_gradient(**tensors: Any) -> None:
+    """Raise ValueError where a gradient of one of them may be asked for."""
+    for name, t in tensors.items():
         if torch.is_grad_enabled() and isinstance(t, Tensor) and t.requires_grad:
             raise ValueError(
                 f"{name} requires a gradient, and decode has none: call it under torch.no_grad(),"

@@ -220,6 +220,9 @@ def test_gradients_are_refused():
     q, k, v = small()
     with pytest.raises(ValueError, match=r"k requires a gradient.*no_grad.*attention"):
         sparseflash.decode(q, k.requires_grad_(), v)
+    slopes = sparseflash.score_rules.alibi(slopes=torch.ones(4, requires_grad=True))
+    with pytest.raises(ValueError, match="slopes requires a gradient"):
+        sparseflash.decode(q, k.detach(), v, score=slopes)
     with torch.no_grad():
         assert sparseflash.decode(q, k, v).shape == q.shape
 
