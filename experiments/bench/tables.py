@@ -23,7 +23,7 @@ from experiments.studies.runner import UNSTABLE, spread
 
 SLACK = 1.05  # what a time may gain on the ideal one by noise
 SHAPE = "device direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout".split()
-RATES = "TFLOP/s of the computed blocks, forward / backward."
+RATES = "TFLOP/s of the computed blocks, or times of peers over ours, forward / backward."
 MARK = "*"  # of a ratio between two GPUs or two processes
 T = TypeVar("T", bound=Hashable)
 
