@@ -78,6 +78,7 @@ class Run:
         sources, kind = getattr(study, "SOURCES", SOURCES), getattr(study, "ROWS", Rows)
         self.rows = kind(options.rows, study.KEY, sources, allow_changes=options.allow_changes)
         self.origin = self.rows.origin(self.device, command)
+        self.kept: dict[Any, Any] = {}  # what a study keeps from round to round
 
     def go(self) -> list[Row]:
         """Measure what the file of rows lacks, unless the GPU is lost; what differs between rounds
