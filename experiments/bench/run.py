@@ -99,9 +99,9 @@ def cases(run: Run) -> list[Asked]:
         names = [name for name in part.providers if not o.providers or name in o.providers]
         for case in part.cases:
             _ = case.blocks  # refuses an impossible mask now, not in the middle of the run
-            concerned = [name for name in names if find(name).concerns(case)]
-            if case.n_q < longest and device.type == "cpu" and not o.providers:
-                concerned.remove("flex")  # which compiles there for up to ten seconds
+            # FlexAttention compiles for up to ten seconds on a CPU
+            short = case.n_q < longest and device.type == "cpu" and not o.providers
+            concerned = (n for n in names if find(n).concerns(case) and not (short and n == "flex"))
             found.setdefault(case, {}).update(dict.fromkeys(concerned))
     return [Asked(case, tuple(names)) for case, names in found.items() if names]
 
