@@ -31,16 +31,20 @@ from sparseflash import score_rules
 KEY = "rule provider direction batch heads n_q head_dim dtype block_q round".split()
 NONE, SINK, MAX = "none", "sink", "max"
 RULES = (NONE, SINK, MAX, "softcap", "alibi", "relative", "t5", "swin", "pair")
-OWN = ("hopper", "triton", "cpu")
+OWN, PEERS = ("hopper", "triton", "cpu"), ("flex", "flex_flash", "fa4", "sdpa")
 DIRECTIONS = ("forward", "backward", "backward, tables")  # the last with their gradients
 RADIUS = 128  # longest distance with an entry of its own
-BARS = dict.fromkeys((SINK, MAX), 0.05)  # the cost that is allowed; .15 of others
+# The cost over none that is allowed forward and backward.
+BARS = dict.fromkeys((SINK, MAX), (0.05, 0.05)) | dict.fromkeys(("softcap", "alibi"), (0.15, 0.3))
+BARS |= dict.fromkeys(("relative", "t5"), (0.25, 0.4))
 
 
 @dataclass(kw_only=True)
 class Options(runner.Options):
     rules: list[str] = field(default_factory=lambda: [*RULES])
-    providers: list[str] = both(["hopper", "triton", "flex", "fa4", "sdpa"], ["cpu", "sdpa"])
+    providers: list[str] = both(
+        ["hopper", "triton", "flex", "flex_flash", "fa4", "sdpa"], ["cpu", "sdpa"]
+    )
     lengths: list[int] = both([2**i for i in range(10, 15)], [256])
     densities: list[float] = field(default_factory=lambda: [1.0, 0.25, 0.06])  # 1: no mask
     heads: int = both(8, 2)
@@ -88,7 +92,7 @@ def buckets(device: torch.device) -> Tensor:
 
 def cases(run: Run) -> list[Case]:
     o, made = run.options, []
-    choices(o, rules=RULES, providers=(*OWN, "flex", "fa4", "sdpa"), dtype=DTYPES)
+    choices(o, rules=RULES, providers=(*OWN, *PEERS), dtype=DTYPES)
     for at in grid(n=sorted(o.lengths), dim=o.head_dims, density=o.densities):
         dense, sizes = at.density == 1, (1, o.heads, o.heads, at.n, at.n, at.dim, o.dtype)
         block, mask = 0 if dense else o.block, f"random_blocks({at.density}, block={o.block})"
@@ -118,12 +122,10 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
         return Gate(case, *qkv, rule=partial(formula, torch), tables=tables, sink=rule == SINK)
 
     @cache
-    def prepared(rule: str, name: str, wanted: bool) -> tuple[Step, float]:
-        gate = gated(rule)
-        tables = [t.detach().requires_grad_(wanted and t is not places) for t in gate.tables]
-        step = Step(attention(rule, name, case, device, *tables), qkv, (*tables[: int(wanted)],))
-        ahead = name == "fa4" and rule != NONE
-        return step, step.error(gate, ("forward",) if ahead else ("forward", "backward"))
+    def prepared(rule: str, name: str, wanted: bool) -> Step:
+        given = gated(rule).tables
+        tables = [t.detach().requires_grad_(wanted and t is not places) for t in given]
+        return Step(attention(rule, name, case, device, *tables), qkv, (*tables[: int(wanted)],))
 
     def one(row: Row) -> dict[str, Any]:
         rule, name, (way, *wanted) = row["rule"], row["provider"], row["direction"].split(", ")
@@ -131,7 +133,8 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
             raise ValueError(reason)
         if name == "fa4" and rule != NONE and way != "forward":
             raise ValueError("its functions of the scores have no backward")
-        step, error = prepared(rule, name, bool(wanted))
+        step = prepared(rule, name, bool(wanted))
+        error = step.error(gated(rule), (way,))
         return {"error": error, **step.time(way, device, run.options.seconds)}
 
     return one
@@ -145,7 +148,7 @@ def attention(rule: str, name: str, case: Case, device: torch.device, *tables: T
         how = {"sink": sink, "score": ours(*tables[:1]), "return_max_scores": rule == MAX}
         attend: Any = partial(sparseflash.attention, mask=case.blocks, backend=name, **how)
         return (lambda *qkv: attend(*qkv)[0]) if rule == MAX else attend
-    if name == "flex" and rule != NONE:
+    if name.startswith("flex") and rule != NONE:
         mod = {"score_mod": lambda *numbers: formula(torch, *numbers, *tables)}
     elif name == "fa4" and rule != NONE:
         mod = {"score_mod": score_mod(formula), "aux_tensors": [*tables] or None}
@@ -167,11 +170,10 @@ def attention(rule: str, name: str, case: Case, device: torch.device, *tables: T
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return terms, the cost of each rule over none in the same round in percent, ! above its bar,
-    and ms, providers across.
+    """Return terms, the cost of each rule over none in the same round in percent, ! above its bar;
+    ms, providers across; and why others have none.
     """
     rows = last_versions(frame[frame.status == OK], KEY)
-    rows = rows.rename(columns={"term": "rule", "n": "n_q"})
     call = "provider mask n_q head_dim direction".split()
     plain, same = (
         rows.assign(direction=rows.direction.str.split(",").str[0]),
@@ -184,11 +186,17 @@ def tables(frame: Any) -> dict[str, str]:
 
     def cell(same: Any) -> str:
         rule, cost = same.rule.iloc[0], same.cost.median()
-        above = " !" if cost > BARS.get(rule, 0.15) else ""
+        bar = BARS.get(rule, (math.inf, math.inf))[same.direction.iloc[0] != "forward"]
+        above = " !" if cost > bar else ""
         return (
             ms(same) if rule == NONE else MISSING if cost != cost else f"{100 * cost:+.1f}{above}"
         )
 
     made = {"terms": pivot(rows.assign(cost=cost), call, "rule", cell)}
     made["ms"] = pivot(rows, ["rule", *call[1:]], "provider", ms)
-    return {n: markdown(t.rename(columns=names), left=(0, 1, 4)) for n, t in made.items()}
+    found = {n: markdown(t.rename(columns=names), left=(0, 1, 4)) for n, t in made.items()}
+    without = last_versions(frame, KEY)
+    without = without[without.status != OK].drop_duplicates(["provider", "rule", "status"])
+    if len(without):
+        found["without"] = markdown(without[["provider", "rule", "direction", "status"]])
+    return found

@@ -10,7 +10,6 @@ from experiments.bench.cases import DENSE, Case
 from experiments.bench.gate import Gate, WrongResult
 from experiments.bench.step import Step, draw
 from experiments.common.rows import OK, frame
-from experiments.studies import score
 from experiments.studies.score import NONE, RULES, SINK, attention, buckets, rule_of, tables
 
 CPU = torch.device("cpu")
@@ -40,8 +39,9 @@ def test_the_gate_refuses_another_formula_and_a_wrong_gradient_of_a_table(case, 
 def test_a_cost_is_over_no_rule_in_the_same_round():
     row = CASE.row() | {"provider": "cpu", "direction": "forward", "device": "a", "torch": "2"}
     row |= {"triton": "", "source": "s", "status": OK}
-    ms = {(NONE, 1): 1.0, ("pair", 1): 3.0, (NONE, 2): 7.0, ("pair", 2): 5.0}
+    ms = {(NONE, 1): 1.0, ("t5", 1): 3.0, (NONE, 2): 7.0, ("t5", 2): 5.0}
     rows = [row | {"rule": r, "round": n, "ms_median": x} for (r, n), x in ms.items()]
     # the medians of 1 and 7, of +200 and -28.6 %
     assert "| 4.000 | +85.7 ! |" in tables(frame(rows))["terms"]
-    assert score.BARS[SINK] < 0.15
+    failed = row | {"rule": "pair", "provider": "flex", "round": 1, "status": "failed: no compiler"}
+    assert "no compiler" in tables(frame([*rows, failed]))["without"]
