@@ -27,8 +27,6 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         return f"its kernels run on CUDA tensors, not on {problem.device.type}"
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"its kernels take bfloat16 and float16, not {problem.dtype}"
-    if problem.options.score and problem.options.backend == "auto":
-        return "it runs score functions only where it is named: pass backend='hopper'"
     if reason := _missing(problem.device):
         return reason
     widest = max(problem.head_dim, problem.head_dim_v)
