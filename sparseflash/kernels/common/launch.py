@@ -65,12 +65,13 @@ class Launch:
         if union & 15:  # Triton compiles another kernel where an address is not a multiple of 16
             misaligned = tuple(i for i, address in enumerate(addresses) if address & 15)
         repeat = self._repeats.get((layout, misaligned))
-        # a tensor that had two places is taken for both
-        alike = repeat.alike if repeat else ()
-        fits = not alike or all(addresses[i] == addresses[j] for i, j in alike)
-        if repeat and fits and repeat.device == torch._C._cuda_getDevice() and not repeat.hooked():
-            repeat.run(addresses)
-            return
+        fits = True
+        if repeat is not None:
+            for i, j in repeat.alike:  # a tensor that had two places is taken for both
+                fits = fits and addresses[i] == addresses[j]
+            if fits and repeat.device == torch._C._cuda_getDevice() and not repeat.hooked():
+                repeat.run(addresses)
+                return
         assert tensors[0] is not None
         device = tensors[0].get_device()
         with torch.cuda.device(device) if device >= 0 else nullcontext():  # -1: the CPU
@@ -104,9 +105,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
     The first call is an ordinary one: shapes that never come again are not worth more.
     """
-    parts = (part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,)))
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    known = [_known(arg) for arg in args]
+    tensors: list[Tensor] = []
+    known = [arg if type(arg) is int else _known(arg, tensors) for arg in args]
     key = kernel, grid, tensors[0].get_device(), *known, *options.items()
     found = _launches.get(key)
     if found is None:
@@ -120,12 +120,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     found(tensors, lambda: (grid, args, options))
 
 
-def _known(arg: Any) -> Hashable:
-    """All of an argument but its address."""
+def _known(arg: Any, tensors: list[Tensor]) -> Hashable:
+    """Return all of an argument but its address; append the tensors in it to `tensors`."""
     if isinstance(arg, Tensor):
+        tensors.append(arg)
         return arg.dtype
     if isinstance(arg, tuple):
-        return (*map(_known, arg),)
+        return tuple([part if type(part) is int else _known(part, tensors) for part in arg])
     if hasattr(arg, "block_shape"):  # a descriptor
         return arg.base.dtype, *arg.shape, *arg.strides, *arg.block_shape
     return arg
@@ -161,7 +162,7 @@ class _Repeat(NamedTuple):
     arguments: list[Any]  # of the kernel, without the addresses
     pointers: list[tuple[int, int]]  # (place among the arguments, number of the tensor)
     maps: list["_Map"]
-    tuples: list[slice]  # of arguments that are one, the last first
+    tuples: list[slice]  # of arguments that are one with tensors, the last first
     alike: list[tuple[int, int]]  # numbers of tensors that are one
     encode: Any
     runtime: Any  # Triton's knobs
@@ -272,7 +273,7 @@ def _repeat(
 
     for parameter in kernel.params:
         arg = named.get(parameter.name, parameter.default)
-        if isinstance(arg, tuple):
+        if isinstance(arg, tuple) and any(isinstance(part, Tensor) for part in arg):
             tuples.append(slice(len(values), len(values) + len(arg)))
             for part in arg:
                 add(part)
@@ -288,7 +289,7 @@ def _repeat(
             maps.append(_Map(len(values), places[id(arg.base)], layout, {}))
             values += [None, *arg.shape, *arg.strides]
         else:
-            add(arg)
+            add(tuple(arg) if isinstance(arg, tuple) else arg)
     grid = *grid, *(1,) * (3 - len(grid))
     runtime = triton.knobs.runtime
     filled = values, pointers, maps, tuples[::-1], []
