@@ -144,7 +144,7 @@ PROVIDERS: dict[str, Provider] = {
     ),
     "sdpa": Sdpa("PyTorch SDPA", Style(PINK, "D", "-.")),
     "flex": Flex("FlexAttention", Style(GREEN, "^", "--")),
-    "flex_autotuned": Flex("FlexAttention, autotuned", Style(GREEN, "^", "--"), True),
+    "flex_autotuned": Flex("FlexAttention, autotuned", Style(GREEN, "*", "-."), True),
     "flex_flash": Flex("FlexAttention, flash", Style(GREEN, "v", ":"), flash=True),
 }
 

@@ -139,13 +139,13 @@ def length_figure(values: Mapping[str, Mapping[str, Sequence[Curve]]], title: st
                 label = textwrap.fill(label, 40)
                 curve(axes, [*y], [*y.values()], look, label, low=low, high=high)
             length_axis(axes, lengths[:: 1 + len(lengths) * len(groups) // 12])
-            axes.set_xlabel("length (tokens)" if line is grid[-1] else "")
+            axes.set_xlabel("length (tokens)" if line[0] is grid[-1, 0] else "")
             if "%" not in name:
                 plain_log_axis(axes)
         line[0].set_ylabel(name)
     for top, axes, group in zip(grid[0], grid[-1], groups, strict=True):
         top.set_title(group, loc="left")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3))
     figure.suptitle(title, fontsize=8)
     return figure
 

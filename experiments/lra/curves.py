@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from experiments.common import figures as f
 from experiments.common.figures import MAX_ENTRIES, Style
@@ -48,7 +49,7 @@ def row_labels(keys: Sequence[RowKey]) -> dict[RowKey, str]:
     words = {key: [key.name, *filter(None, key.label.split(", "))] for key in keys}
     for own in words.values():
         if "contour" in " ".join(key.label for key in keys) and "contour" not in " ".join(own):
-            own.append(USUAL_CONTOUR)
+            own.insert(1, USUAL_CONTOUR)
     shared = set.intersection(*map(set, words.values())) if len(keys) > 1 else set()
     labels = {
         key: ", ".join(word for word in own if word not in shared) or key.name
@@ -171,6 +172,7 @@ def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]]) -> Figure:
     grid[0, 0].set_ylabel("accuracy (%)")
     grid[1, 0].set_ylabel("loss")
     grid[1, 0].set_xlabel("step")
+    grid[1, 0].xaxis.set_major_formatter(EngFormatter(sep=""))  # 10k
     grid[1, 1].set_xlabel(f"wall time ({unit})")
     f.legend(figure, list(grid[0]), title="pale: training; strong, with markers: validation")
     devices = ", ".join(dict.fromkeys(run.device for run in runs))

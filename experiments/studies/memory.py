@@ -270,9 +270,9 @@ def figures(frame: Any) -> dict[str, Figure]:
     """Return peak memory and time of a step against length."""
     kinds = _kinds(frame[frame.status == OK])
     values = {
-        f"{name.replace('_', ' ')} of a step": {
+        label: {
             "": [f.Curve(*NAMES[kind], {r.n: r[name] for r in own}) for kind, own in kinds.items()]
         }
-        for name in ("peak_mib", "ms_median")
+        for name, label in (("peak_mib", "peak of a step (MiB)"), ("ms_median", "a step (ms)"))
     }
     return {f.file_name("activations", frame.device.iloc[-1]): f.length_figure(values)}

@@ -55,7 +55,7 @@ OVERVIEW = (  # of 16384 tokens
 HEAD = f"""# Gallery
 
 Made by `python -m experiments.tools.gallery`. The tests compare every count with the mask.
-Click a picture for its full size.
+Click a picture for its full size. [Eight patterns at 16384 tokens](figures/masks.png).
 
 A picture has {TOKENS} queries (down) and {TOKENS} keys (across), a pixel for every pair, and
 blocks of {BLOCK} x {BLOCK}: blue is allowed in a full block, orange in a partial one, grey is not.
