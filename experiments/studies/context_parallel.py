@@ -369,17 +369,23 @@ PROVIDERS: dict[str, Callable[[Case, torch.device], Any]] = {
 
 def summary(frame: Any) -> list[Found]:
     """Return a line for each setting and mask: milliseconds of both directions together by
-    provider, how many times one device ours is, and what the rows of ours say.
+    provider, as multiples of ours of the same process (`over`), how many times one device ours is,
+    and what the rows of ours say.
     """
     made = []
+    every = frame[(frame.provider == "ours") & frame.ms_median.notna()]
+    sums: Any = every.groupby([*SETTING, "mask", "process"]).ms_median
+    beside = sums.sum()[sums.count() == 2]
     groups: Any = last_versions(frame, KEY).groupby([*SETTING, "mask"], sort=False)
     for key, own in groups:
         pairs = {p: rows for p, rows in own.groupby("provider") if rows.ms_median.count() == 2}
         line = Found(zip([*SETTING, "mask"], key, strict=True), density=own.density.iloc[0])
         line["ms"] = {p: rows.ms_median.sum() for p, rows in pairs.items()}
+        processes = {p: (*key, rows.process.iloc[0]) for p, rows in pairs.items()}
+        line["over"] = {p: line.ms[p] / beside[k] for p, k in processes.items() if k in beside}
         if (ours := pairs.get("ours")) is not None:
             ms, first = line.ms["ours"], ours.iloc[0]
-            line["speed_up"] = line.ms["one"] / ms if "one" in line.ms else None
+            line["speed_up"] = line.over.get("one")
             line["transfers"] = 100 * (ms / ours.ms_local.sum() - 1)
             line["mb_sent"], line["gib"] = ours.mb_sent.sum(), first.peak_mib / 1024
             line["tflops"] = (ours.tflops * ours.ms_median).sum() / ms
@@ -406,10 +412,9 @@ def _table(lines: list[Found]) -> str:
         mask = line["mask"]
         mask = mask if len(mask) < 40 else f"{mask[:24]}...{mask[-11:]}"
         exposed = MISSING if line.transfers is None else f"{line.transfers:.1f}"
-        own = line.ms.get("ours") or float("nan")
         numbers = [line.density, line.ms.get("one"), line.ms.get("ours"), line.speed_up]
         more = line.mb_sent, line.tflops, line.gib, line.plan_ms
-        ratios = [line.ms.get(p, float("nan")) / own for p in peers]
+        ratios = [line.over.get(p, float("nan")) for p in peers]
         texts.append([f"`{mask}`", *map(short, [*numbers, line.modelled]), exposed,
                       *map(short, [*more, *ratios])])  # fmt: skip
     kept = [i for i in range(len(head)) if any(line[i] not in ("0", MISSING) for line in texts)]
