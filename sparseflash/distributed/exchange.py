@@ -5,6 +5,7 @@ One collective moves all that travels at once; every rank takes part, with nothi
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,14 +48,16 @@ class Units:
 
 
 class Chosen:
-    """Some units of tensors on one device, `slice * blocks + block` each."""
+    """Some units of tensors, (units,) int64 on their device: `slice * blocks + block` each."""
 
-    def __init__(self, units: Units, unit: Ints, blocks: int, device: Any):
-        self.units, self.blocks, self.count = units, max(1, blocks), len(unit)
-        self.unit = torch.from_numpy(unit).to(device)
-        line, block = np.divmod(unit, self.blocks)
-        at = line // units.slices[1], line % units.slices[1], block
-        self.at = tuple(torch.from_numpy(x).to(device) for x in at)
+    def __init__(self, units: Units, unit: Tensor, blocks: int):
+        self.units, self.unit, self.blocks = units, unit, max(1, blocks)
+
+    @cached_property
+    def at(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Which units of `Units.of`."""
+        line, block = self.unit // self.blocks, self.unit % self.blocks
+        return line // self.units.slices[1], line % self.units.slices[1], block
 
     def pack(self, *tensors: Tensor) -> Tensor:
         """Return (units, size, ., ., D), the tensors side by side."""
@@ -96,7 +99,8 @@ class Rows:
         self.count, self.start = len(index), int(index[0]) if len(index) else 0
         self.side_by_side = not len(index) or index[-1] - index[0] + 1 == len(index)
         self.index = torch.from_numpy(index).to(device)
-        self.chosen = Chosen(Units((1, 1), size), blocks, -(-tokens // size), device)
+        unit = torch.from_numpy(blocks).to(device)
+        self.chosen = Chosen(Units((1, 1), size), unit, -(-tokens // size))
         self.one_each = torch.arange(len(blocks) + 1, device=device)
 
     def take(self, x: Tensor) -> Tensor:
@@ -125,29 +129,66 @@ class Rows:
 
 
 class Transfer:
-    """An `Exchange` on one device: from units of own tensors to those of the received tensor."""
+    """An `Exchange` on one device: from units of own tensors to those of the received tensor.
 
-    def __init__(self, exchange: Exchange, units: Units, blocks: int, device: Any):
-        """blocks: of the tensor that is sent from."""
-        self.sent = [len(t) for t in exchange.send]
-        self.received = [len(t) for t in exchange.slots]
-        gone = np.concatenate(exchange.send)
-        self.outgoing = Chosen(units, gone, blocks, device)
-        # the units that any peer gets, once each, and those that come back for each, by rank
-        touched, places = np.unique(gone, return_inverse=True)
-        self.touched = Chosen(units, touched, blocks, device)
-        self.within = torch.from_numpy(places.ravel()).to(device).split(self.sent)
-        first = np.append(0, np.cumsum(np.bincount(places.ravel(), minlength=len(touched))))
-        self.first = torch.from_numpy(first).to(device)
-        self.order = torch.from_numpy(np.argsort(places.ravel(), kind="stable")).to(device)
-        slots = torch.cat([torch.from_numpy(t) for t in exchange.slots])
-        self.units = units.slices[0] * units.slices[1] * exchange.blocks  # of the received tensor
-        in_place = torch.equal(slots, torch.arange(self.units))
-        self.slots = None if in_place else slots.to(device)
-        # the received units in a tensor that has the own blocks first
-        line, place = np.divmod(np.arange(self.units), max(1, exchange.blocks))
-        total = blocks + exchange.blocks
-        self.behind = Chosen(units, line * total + blocks + place, total, device)
+    Args:
+        own, blocks: of a slice, in the own tensors and in the received one.
+        gone: (units,) int64, the own units that travel, by the rank that gets them.
+        sent, received: units for and from each rank.
+        touched: how many units any peer gets.
+        slots: (units,) int64, where what comes belongs in the received tensor, by the rank that
+            sends it; None: all in their order.
+    """
+
+    def __init__(
+        self, units: Units, own: int, blocks: int, gone: Tensor, sent: list[int], touched: int,
+        slots: Tensor | None, received: list[int],
+    ):  # fmt: skip
+        self.outgoing, self.slots = Chosen(units, gone, own), slots
+        self.sent, self.received, self.count = sent, received, touched
+        self.lines, self.own, self.blocks = units.slices[0] * units.slices[1], own, blocks
+
+    @classmethod
+    def of(cls, exchange: Exchange, units: Units, own: int, device: Any) -> "Transfer":
+        """Return that of an exchange which the host knows."""
+        gone, slots = (np.concatenate(x) for x in (exchange.send, exchange.slots))
+        sent, received = ([len(x) for x in t] for t in (exchange.send, exchange.slots))
+        whole = np.arange(units.slices[0] * units.slices[1] * exchange.blocks)
+        given = None if np.array_equal(slots, whole) else torch.from_numpy(slots).to(device)
+        on_device, touched = torch.from_numpy(gone).to(device), len(np.unique(gone))
+        return cls(units, own, exchange.blocks, on_device, sent, touched, given, received)
+
+    @cached_property
+    def touched(self) -> Chosen:
+        """The units that any peer gets, once each."""
+        own = self.outgoing
+        taken = torch.zeros(self.lines * own.blocks, dtype=torch.bool, device=own.unit.device)
+        unit = indices_of(taken.index_fill_(0, own.unit, True), self.count)
+        return Chosen(own.units, unit, own.blocks)
+
+    @cached_property
+    def within(self) -> Tensor:
+        """The place of each unit that travels among `touched`."""
+        return torch.searchsorted(self.touched.unit, self.outgoing.unit)
+
+    @cached_property
+    def order(self) -> Tensor:
+        """What comes back, unit by unit of `touched`, in the order of the ranks."""
+        return self.within.argsort(stable=True)
+
+    @cached_property
+    def first(self) -> Tensor:
+        """Where each unit of `touched` begins in `order`, and its end."""
+        unit = torch.arange(self.count + 1, device=self.order.device)
+        return torch.searchsorted(self.within[self.order], unit)
+
+    @cached_property
+    def behind(self) -> Chosen:
+        """The received units in a tensor that has the own blocks first."""
+        own, device = self.own, self.outgoing.unit.device
+        line = torch.arange(self.lines, device=device)[:, None] * (own + self.blocks) + own
+        unit = (line + torch.arange(self.blocks, device=device)).flatten()
+        return Chosen(self.outgoing.units, unit, own + self.blocks)
 
     def send(self, *tensors: Tensor, group: Any) -> "Pending":
         """Begin to send units of tensors, side by side."""
@@ -161,7 +202,8 @@ class Transfer:
         """Return the units that came, in their slots; 0 in slots that nothing was sent for."""
         if self.slots is None:
             return come
-        return come.new_zeros(self.units, *come.shape[1:]).index_copy_(0, self.slots, come)
+        whole = come.new_zeros(self.lines * self.blocks, *come.shape[1:])
+        return whole.index_copy_(0, self.slots, come)
 
     def send_back(self, units: Tensor, group: Any) -> "Pending":
         """Begin to send units of the received tensor to where they came from."""
@@ -190,7 +232,8 @@ class Transfer:
         """Replace the units that were sent by change(them, what a peer returned), rank by rank."""
 
         def by_peer(totals: list[Tensor]) -> list[Tensor]:
-            for within, part in zip(self.within, come.split(self.sent), strict=True):
+            parts = self.within.split(self.sent), come.split(self.sent)
+            for within, part in zip(*parts, strict=True):
                 changed = change([t[within] for t in totals], part)
                 for t, x in zip(totals, changed, strict=True):
                     t[within] = x
@@ -215,6 +258,11 @@ class Pending:
         """Return all that came, by the rank that sent it."""
         self.work.wait()  # the current stream waits, not the host
         return self.got
+
+
+def indices_of(taken: Tensor, count: int) -> Tensor:
+    """Return the places of the `count` elements that are True, ascending, without waiting."""
+    return (~taken).byte().argsort(stable=True)[:count]
 
 
 def in_kernels(x: Tensor) -> bool:

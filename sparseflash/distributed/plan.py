@@ -344,7 +344,7 @@ class ContextParallel:
         if device not in self._transfers:
             part, blocks = self.part, len(self.part.own)
             made = [
-                Transfer(exchange, self.units, blocks, device) if travels else None
+                Transfer.of(exchange, self.units, blocks, device) if travels else None
                 for exchange, travels in ((part.keys, self.fetches), (part.queries, self.visits))
             ]
             self._transfers[device] = (made[0], made[1])

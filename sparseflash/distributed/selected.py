@@ -1,12 +1,12 @@
 """Blocks that a selector chooses at each call, over a sequence that several ranks share.
 
 Each rank sends the others a summary of its key blocks, by which they choose for their queries. Then
-all tell each other which blocks they need, and these travel. The host waits once a call, for the
-list of what it has to send.
+all tell each other which blocks they need, and these travel. The host waits once a call, for how
+many blocks come and go.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,8 @@ from masks import BlockMask, Mask
 from masks.runs import Ints
 from masks.tiles import EMPTY, FULL, edge_tiles
 from sparseflash.distributed.attention import joined
-from sparseflash.distributed.exchange import Transfer, Units
+from sparseflash.distributed.exchange import Transfer, Units, indices_of
 from sparseflash.distributed.places import runs
-from sparseflash.distributed.route import exchange_of, places_of
 from sparseflash.dynamic.selection import Selection, built, heads_of, to_device
 from sparseflash.select.base import Selector
 
@@ -41,6 +40,16 @@ def differs_by_head(selector: Selector) -> bool:
     return any((m.heads or 1) > 1 or getattr(m, "per_head", False) for m in given if m is not None)
 
 
+class Lists(NamedTuple):
+    """What a device has to know of the blocks of all ranks, int64."""
+
+    own: Tensor  # of this rank
+    owner: Tensor  # the rank of each block
+    order: Tensor  # all blocks, by rank
+    summary: Tensor  # where the summary of each key block is among those of all ranks
+    edge: Tensor  # int32, the bits of a full key block that ends the sequence
+
+
 class OwnRows:
     """The query blocks of one rank, and the key blocks of all, in the block sizes of a selector."""
 
@@ -54,12 +63,25 @@ class OwnRows:
         self.own = np.flatnonzero(cp.owner == cp.rank)
         self.rows = self._blocks(cp.rank, query)
         self.keys = [self._blocks(rank, key) for rank in range(cp.ranks)]
+        self.counts = np.bincount(cp.owner, minlength=cp.ranks).tolist()  # blocks of a rank
         self._taken: dict[Any, BlockMask] = {}
+        self._on: dict[torch.device, Lists] = {}
 
     def _blocks(self, rank: int, size: int) -> Ints:
         parts = self.cp.size // size
         own = np.flatnonzero(self.cp.owner == rank)[:, None] * parts + np.arange(parts)
         return own[own * size < self.n]
+
+    def on(self, x: Tensor) -> Lists:
+        """Return the lists where x is; only the first call copies them there."""
+        if x.device not in self._on:
+            owner, keys, (query, key) = self.cp.owner, self.keys, self.cp.source.block_size
+            place = [max(map(len, keys)) * rank + np.arange(len(x)) for rank, x in enumerate(keys)]
+            summary = np.concatenate(place)[np.argsort(np.concatenate(keys))]
+            edge = edge_tiles(query, self.n % key or key, (query, key))[-1:].view(np.int32)
+            given = self.own, owner, np.argsort(owner, kind="stable"), summary, edge
+            self._on[x.device] = Lists(*(to_device(t, x.device) for t in given))
+        return self._on[x.device]
 
     def positions(self, device: torch.device) -> Tensor:
         """Return (n_q,) int64, the places of the queries."""
@@ -88,7 +110,7 @@ def by_choice(
         mask = None if found is None else _local(cp, found, lying, q)
     k, v = _Fetched.apply(k, v, cp, transfer)  # pyright: ignore[reportGeneralTypeIssues]
     if cp.tokens and (score is not None or options["dropout_p"]):
-        own = torch.from_numpy(cp.rows.own).to(q.device)[None, None]
+        own = cp.rows.on(q).own[None, None]
         q_runs, k_runs = (runs(x, cp.size) for x in (own, lying))
         places = cp.whole_places(q.device)._replace(q=q_runs, k=k_runs)
         if score is not None:
@@ -104,10 +126,7 @@ def _summaries(cp: Any, k: Tensor) -> Tensor:
     own = cp.source.summary(k if cp.tokens else k.new_zeros(*k.shape[:2], 1, k.shape[3]))
     most = max(map(len, keys))
     own = F.pad(own[:, :, : len(keys[cp.rank])], (0, 0, 0, most - len(keys[cp.rank])))
-    come = _gathered(cp, own)
-    place = [most * rank + np.arange(len(x)) for rank, x in enumerate(keys)]
-    order = np.concatenate(place)[np.argsort(np.concatenate(keys))]
-    return torch.cat(come, 2).index_select(2, torch.from_numpy(order).to(k.device))
+    return torch.cat(_gathered(cp, own), 2).index_select(2, cp.rows.on(k).summary)
 
 
 def _gathered(cp: Any, own: Tensor) -> list[Tensor]:
@@ -122,26 +141,43 @@ def _transfer(cp: Any, found: Selection | None, q: Tensor) -> tuple[Transfer, Te
     """Return the transfer of the blocks that the ranks need, and which of all blocks lie where.
 
     The latter is (B, H_kv, own blocks, then received ones), the number of blocks where none lies.
+    Lists stay on the device: the host waits for their lengths alone.
     """
-    slices, count, own = (q.shape[0], cp.kv_heads), len(cp.owner), cp.rows.own
-    needs = torch.zeros(*slices, count, dtype=torch.uint8, device=q.device)
+    slices, count, (own, owner, order, *_) = (len(q), cp.kv_heads), len(cp.owner), cp.rows.on(q)
+    needs = torch.zeros(*slices, count, dtype=torch.bool, device=q.device)
     if found is not None:
         parts = cp.size // found.block_size[1]
         cols = (found.codes != EMPTY).any(2).expand(q.shape[0], cp.heads, -1)
         cols = cols.unflatten(1, (cp.kv_heads, -1)).any(2)
         cols = F.pad(cols, (0, -cols.shape[2] % parts))
         needs |= cols.unflatten(2, (count, parts)).any(3)
-    come = torch.stack(_gathered(cp, needs)).flatten(1, 2)
-    travels = come.transpose(0, 1).cpu().numpy() != 0  # (slices, ranks, blocks)
-    for rank in range(cp.ranks):
-        travels[:, rank, cp.owner == rank] = False
-    exchange, slot = exchange_of(cp.rank, travels, cp.owner, places_of(cp.owner))
-    unit, block = np.nonzero(travels[:, cp.rank])
-    lying = np.full((len(travels), len(own) + exchange.blocks), count)
+    travels = torch.stack(_gathered(cp, needs.byte())).flatten(1, 2) > 0  # (ranks, slices, blocks)
+    rank = torch.arange(cp.ranks, device=q.device)
+    travels &= owner != rank[:, None, None]
+    moves = travels.new_zeros(cp.ranks, cp.ranks, dtype=torch.int64)  # from each rank, to each
+    moves.index_add_(0, owner, travels.sum(1).T)
+    comes, gone = travels[cp.rank], travels[:, :, own].flatten(1)
+    both = torch.stack([comes.sum(1).max(), gone.any(0).sum()])
+    numbers = torch.cat([moves[:, cp.rank], moves[cp.rank], both]).tolist()  # the host waits
+    received, sent, (most, touched) = numbers[: cp.ranks], numbers[cp.ranks : -2], numbers[-2:]
+
+    lines, device = len(comes), q.device
+    coming = comes[:, order]  # the slots of a slice go by source, then by block
+    slot = coming.cumsum(1) - 1
+    lying = torch.full((lines, len(own) + most + 1), count, device=device)
     lying[:, : len(own)] = own
-    lying[unit, len(own) + slot[unit, block]] = block
-    transfer = Transfer(exchange, Units(slices, cp.size), len(own), q.device)
-    return transfer, torch.from_numpy(lying).to(q.device).unflatten(0, slices)
+    place = len(own) + torch.where(coming, slot, most)  # what does not come goes to the end
+    lying = lying.scatter_(1, place, order.expand(lines, -1))[:, :-1]
+    slots = None
+    if lines > 1:
+        slot += most * torch.arange(lines, device=device)[:, None]
+        parts = (x.split(cp.rows.counts, 1) for x in (coming, slot))
+        coming, slot = (torch.cat([t.flatten() for t in x]) for x in parts)
+        slots = slot[indices_of(coming, sum(received))]
+    gone = indices_of(gone.flatten(), sum(sent)) % max(1, gone.shape[1])
+    units = Units(slices, cp.size)
+    transfer = Transfer(units, len(own), most, gone, sent, touched, slots, received)
+    return transfer, lying.unflatten(0, slices)
 
 
 def _local(cp: Any, found: Selection, lying: Tensor, q: Tensor) -> Selection:
@@ -150,8 +186,7 @@ def _local(cp: Any, found: Selection, lying: Tensor, q: Tensor) -> Selection:
     parts, cols, group = cp.size // size, found.cols, cp.heads // cp.kv_heads
     codes, bits = found.codes.expand(q.shape[0], cp.heads, -1, -1), found.bits
     if cp.n % size:  # a full block that ends the sequence may lie before others
-        edge = edge_tiles(found.block_size[0], cp.n % size, found.block_size)[-1:]
-        bits = torch.cat([bits, to_device(edge.view(np.int32), q.device)])
+        bits = torch.cat([bits, cp.rows.on(q).edge])
         last = codes[..., -1:]
         codes = torch.cat([codes[..., :-1], last.masked_fill(last == FULL, len(bits) - 1)], -1)
     column = lying[..., None] * parts + torch.arange(parts, device=q.device)

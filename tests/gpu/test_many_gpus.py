@@ -4,6 +4,7 @@ memory, and a rank that is lost.
 
 import os
 import time
+import warnings
 from datetime import timedelta
 from typing import Any, cast
 
@@ -196,6 +197,45 @@ def selectors(rank: int, n: int) -> None:
 @pytest.mark.parametrize("n", [4096, 2890])
 def test_selectors_equal_one_gpu(n):
     on_gpus(selectors, n)
+
+
+def choosing(rank: int, steps: int) -> None:
+    """Each step chooses other blocks, and so receives others; the host waits once a call."""
+    n, heads, kv_heads = 4096, 8, 4
+    g = torch.Generator("cuda").manual_seed(0)
+    memory, plans = [], []
+    for step in range(steps):
+        selector = (select.top_k(3, within=masks.causal()), select.moba(256, 2))[step % 2]
+        shapes = (heads, 64), (kv_heads, 64), (kv_heads, 64), (heads, 64)
+        qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").bfloat16() for h, d in shapes]
+        given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+        if step < 2:
+            made = {"heads": heads, "kv_heads": kv_heads, "owner": "zigzag"}
+            plans.append(context_parallel(None, selector, n, route="keys", **made))
+        cp: Any = plans[step % 2]
+        own = [cp.shard(x, 2) for x in given]
+        if step in (20, 21):
+            with warnings.catch_warnings(record=True) as waits, torch.no_grad():
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                sparseflash.attention(*own[:3], cp)
+                torch.cuda.set_sync_debug_mode("default")
+            assert len(waits) <= 1, [str(w.message) for w in waits]
+        found = attend(cp, *own)
+        if step % 40 < 2:
+            exact = attend(selector(*qkv[:2]), *given)
+            near = (found[0] - cp.shard(exact[0], 2)).abs().amax(-1) < 0.05
+            assert near.double().mean() > 0.995, (step, near.double().mean())
+            again = attend(cp, *own, deterministic=True), attend(cp, *own, deterministic=True)
+            assert all(torch.equal(a, b) for a, b in zip(*again, strict=True)), step
+            del exact, near, again
+        del found
+        memory.append(torch.cuda.memory_allocated())
+    assert max(memory[-50:]) <= 1.05 * max(memory[:50]), (max(memory[:50]), max(memory[-50:]))
+
+
+def test_two_hundred_steps_of_changing_selections():
+    on_gpus(choosing, 200)
 
 
 def changing(rank: int, steps: int) -> None:
