@@ -107,9 +107,9 @@ def _to_tokens(x: Tensor, cp: Any, heads: tuple[Ints, ...]) -> Tensor:
     sent = torch.cat([t.flatten(0, 1) for t in parts])
     gone = [len(heads[cp.rank]) * int(t) for t in cp._tokens]
     come = [len(h) * cp.tokens for h in heads]
-    got = _exchanged(sent, gone, come, cp).unflatten(0, (-1, cp.tokens))
-    place = torch.empty(len(got), dtype=torch.int64)
-    place[torch.from_numpy(np.concatenate(heads))] = torch.arange(len(got))
+    number = np.concatenate(heads)
+    got = _exchanged(sent, gone, come, cp).unflatten(0, (len(number), cp.tokens))
+    place = torch.from_numpy(np.argsort(number))
     return got.index_select(0, place.to(x.device)).permute(2, 0, 1, 3)
 
 

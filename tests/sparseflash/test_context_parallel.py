@@ -203,11 +203,11 @@ def test_kernels_pack_add_and_merge_as_torch_does(n, monkeypatch):
     g = torch.Generator().manual_seed(0)
     x, y = (torch.randn(4, n, 4, d, generator=g).transpose(1, 2) for d in (16, 24))
     chosen = np.array([3, 0, 23, 8, 5, 17])
-    sent = Chosen(units, chosen, blocks, "cpu")
+    sent = Chosen(units, torch.from_numpy(chosen), blocks)
     exchange = Exchange(
         (chosen, np.array([0, 23])), (np.arange(2), np.arange(0)), 1, np.zeros(0, int)
     )
-    transfer = Transfer(exchange, units, blocks, "cpu")
+    transfer = Transfer.of(exchange, units, blocks, "cpu")
     rows = Rows(np.array([1, 4, 5]), SIZE, n, "cpu")
     come = torch.randn(8, SIZE, 2, 2, 40, generator=g)
     out, lse = torch.randn(4, 4, n, 16, generator=g), torch.randn(4, 4, n, generator=g)
@@ -221,7 +221,7 @@ def test_kernels_pack_add_and_merge_as_torch_does(n, monkeypatch):
         transfer.add(given[:2], come)
         rows.add(given[2], taken)
         operators._merge(given[3], given[4], other, other_lse, rows)
-        joined = operators.joined(transfer, x, y, packed[: transfer.units])
+        joined = operators.joined(transfer, x, y, packed[: transfer.lines])
         return packed, taken, *given, *joined, transfer.behind.pack(*joined)
 
     plain = results()
@@ -233,8 +233,9 @@ def test_kernels_pack_add_and_merge_as_torch_does(n, monkeypatch):
 
 def selectors(rank: int, world: int) -> None:
     """Blocks that are chosen at run time: those of one process, and no others travel."""
-    n, within, by_head = 200, masks.causal(), masks.random_blocks(0.5, block=16, per_head=True)
-    uneven = np.arange(13) % 2 * (world - 1)  # with three ranks one has no tokens
+    n, within = (200, 400)[world > 4], masks.causal()
+    by_head = masks.random_blocks(0.5, block=16, per_head=True)
+    uneven = np.arange(-(-n // SIZE)) % 2 * (world - 1)  # only two ranks have tokens
     for i, (chosen, owner, route) in enumerate((
         (select.top_k(3, block_size=SIZE), uneven, "blocks"),
         (select.top_k(0.3, "bound", SIZE, within=within, always=masks.local(0)), "zigzag", "auto"),
@@ -244,7 +245,7 @@ def selectors(rank: int, world: int) -> None:
         (select.nsa(3, 16, 32, first=1, own=1), "contiguous", "blocks"),
         (select.nsa(3, 32, 16, within=masks.local(60)), "zigzag", "heads"),
     )):  # fmt: skip
-        heads, kv_heads = ((4, 4), (6, 3))[i % 2]
+        heads, kv_heads = (8, 8) if route == "heads" else ((4, 4), (6, 3))[i % 2]
         options: Any = beside(heads, torch.float64) if i > 3 else {"scored": i == 3}
         options |= DROPOUT if i % 3 == 2 else {}
         call = Call(n, heads, kv_heads, chosen, torch.float64, **options)
@@ -262,7 +263,8 @@ def selectors(rank: int, world: int) -> None:
         sent = torch.tensor(cp.bytes_sent - before)
         for total in (need, sent):
             dist.all_reduce(total)
-        told = BATCH * heads * (7 * DIM * 8 + 13)  # by each rank: summaries, and what it needs
+        blocks = len(uneven)  # each rank tells summaries, and what it needs
+        told = BATCH * heads * (-(-blocks // 2) * DIM * 8 + blocks)
         assert sent == need * SIZE * (DIM + DIM_V) * 8 + world * told
     call = Call(n, 4, 4, None, torch.float64)
     cp = context_parallel(None, select.top_k(3, block_size=SIZE), n, heads=4, route="keys")
@@ -271,7 +273,7 @@ def selectors(rank: int, world: int) -> None:
         sparseflash.attention(q, k, v, cp, lengths=[3, 4])
     with pytest.raises(ValueError, match="head to head"):
         mine = select.top_k(3, block_size=SIZE, always=by_head)
-        context_parallel(None, mine, n, heads=4, kv_heads=4, route="heads")
+        context_parallel(None, mine, n, heads=8, kv_heads=8, route="heads")
     if world == 2:
         padded = Call(n, 4, 4, select.top_k(3, block_size=SIZE), torch.float64, lengths=[130, n])
         heads = context_parallel(None, select.top_k(3, block_size=SIZE), n, heads=4, route="heads")
@@ -403,7 +405,7 @@ def optional(rank: int, world: int) -> None:
 def meshes(rank: int, world: int) -> None:
     """Heads on one dimension of a mesh, blocks of tokens on the other."""
     n, heads, kv_heads = 200, 6, 3
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("heads", "blocks"))
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("heads", "blocks"))
     causal, by_head = masks.causal(), masks.random_blocks(0.3, block=16, per_head=True)
     for mask, owner, options in (
         (causal, "zigzag", {"lengths": [130, n]}),
@@ -425,7 +427,7 @@ def meshes(rank: int, world: int) -> None:
     other = cp.with_mask(by_head)
     assert torch.equal(other.positions(), cp.positions())
     with pytest.raises(ValueError, match="key heads"):
-        context_parallel(mesh, causal, n, heads=heads, kv_heads=1)
+        context_parallel(mesh, causal, n, heads=heads, kv_heads=1, block_size=SIZE)
     torch.manual_seed(rank)  # the ranks agree on a seed
     q = torch.randn(1, heads, cp.tokens, DIM)
     assert sparseflash.attention(q, q[:, :3], q[:, :3], cp, dropout_p=0.5).isfinite().all()
@@ -511,7 +513,7 @@ class Block(nn.Module):
 def sharded_weights(rank: int, world: int) -> None:
     """Halves of a batch on one dimension of a mesh, tokens on the other, weights on both."""
     n, batch = 160, 4
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "cp"))
     mask = masks.longformer(16, 1, (0, 1)) & masks.causal()
     cp = context_parallel(mesh["cp"], mask, n, heads=4, kv_heads=2, block_size=SIZE)
 
