@@ -140,8 +140,8 @@ def _forward(q, k, v, *arguments):
     call = Call(*arguments)
     cp = PLANS[call.plan]
     cp.agree(q, v, *call[4:])
-    part, units, group, places = cp.part, cp.units, cp.group, cp.places(q.device)
-    keys, queries = cp.transfers(q.device)
+    part, units, group = cp.part, cp.units, cp.group
+    places, keys, queries, rows = cp.on_device(q.device)
     fetched = guests = q.new_empty(0)
     if keys:
         coming = cp.count(keys.send(_rowwise(k), _rowwise(v), group=group))
@@ -160,9 +160,9 @@ def _forward(q, k, v, *arguments):
     if keys and not part.together:
         fetched = keys.place(coming.wait())
         if part.remote is not None:
-            (come_k, come_v), rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
+            come = _fetched(units, fetched, q.shape[3])
             far = q if rows is None else rows.take(q)
-            _merge(out, lse, *call.forward(far, come_k, come_v, part.remote, places.remote), rows)
+            _merge(out, lse, *call.forward(far, *come, part.remote, places.remote), rows)
     if queries:
         out, lse = _merge_results(out, lse, home.wait(), queries)
     if call.sink is not None:
@@ -176,8 +176,8 @@ def _forward(q, k, v, *arguments):
 def _backward(dout, dlse, q, k, v, out, lse, fetched, guests, *arguments):
     call = Call(*arguments)
     cp = PLANS[call.plan]
-    part, units, group, places = cp.part, cp.units, cp.group, cp.places(q.device)
-    keys, queries = cp.transfers(q.device)
+    part, units, group = cp.part, cp.units, cp.group
+    places, keys, queries, rows = cp.on_device(q.device)
     own = Queries(q, out, lse, _rowwise(dout), dlse)
     local = remote = visited = None
     if queries:
@@ -189,7 +189,7 @@ def _backward(dout, dlse, q, k, v, out, lse, fetched, guests, *arguments):
             far = keys.behind.pack(*local[1:3])
             local = local[0], *(t[:, :, : k.shape[2]] for t in local[1:3]), local[3]
         else:
-            rows, come = cp.far(q.device), _fetched(units, fetched, q.shape[3])
+            come = _fetched(units, fetched, q.shape[3])
             remote = call.backward(own.of(rows), *come, part.remote, places.remote)
             far = torch.cat([units.of(t).flatten(0, 2) for t in remote[1:3]], -1)
         if cp.early:

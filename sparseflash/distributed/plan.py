@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,21 @@ from sparseflash.score.function import bound, check_fit
 from sparseflash.select.base import Selector
 
 RECENT = 256  # plans of other masks that are kept: of the layers, and of lengths
-KEPT = ("_others", "_tokens_of", "_transfers", "_far", "_places")  # caches of a plan
+KEPT = ("_others", "_tokens_of", "_devices")  # caches of a plan
 _numbers = itertools.count()
+
+
+class OnDevice(NamedTuple):
+    """What calls on one device need to know.
+
+    keys, queries: None where nothing of the kind travels anywhere.
+    far: the own tokens whose keys come from other ranks; None: all.
+    """
+
+    places: PartPlaces
+    keys: Transfer | None
+    queries: Transfer | None
+    far: Rows | None
 
 
 class ContextParallel:
@@ -80,9 +93,7 @@ class ContextParallel:
         self.early = found.transfer > 0.02 * found.compute
         self._others: dict[Any, ContextParallel] = {}  # by the mask, for the same owners
         self._tokens_of: dict[Any, Tensor] = {}  # their places, by rank and device
-        self._places: dict[torch.device, PartPlaces] = {}
-        self._transfers: dict[torch.device, tuple[Transfer | None, Transfer | None]] = {}
-        self._far: dict[torch.device, Rows | None] = {}
+        self._devices: dict[torch.device, OnDevice] = {}
         width = np.minimum((np.arange(mask.rows) + 1) * self.size, self.n)
         width -= np.arange(mask.rows) * self.size
         self._tokens = np.bincount(self.owner, width, self.ranks).astype(int)
@@ -326,37 +337,24 @@ class ContextParallel:
                 " with it does not support: make the plan with route='heads'"
             )
 
-    def places(self, device: torch.device) -> PartPlaces:
-        """Return where the tokens and heads of each part stand."""
-        if device not in self._places:
-            call = self.part, self.size, self.n, self.number, self.whole_heads, device
-            self._places[device] = places_of_part(*call)
-        return self._places[device]
+    def on_device(self, device: torch.device) -> OnDevice:
+        """Return what calls on a device need to know; the first one copies it there."""
+        if device not in self._devices:
+            part, blocks = self.part, len(self.part.own)
+            where = part, self.size, self.n, self.number, self.whole_heads, device
+            keys, queries = (
+                Transfer.of(exchange, self.units, blocks, device) if travels else None
+                for exchange, travels in ((part.keys, self.fetches), (part.queries, self.visits))
+            )
+            far = None if part.far is None else Rows(part.far, self.size, self.tokens, device)
+            self._devices[device] = OnDevice(places_of_part(*where), keys, queries, far)
+        return self._devices[device]
 
     def whole_places(self, device: torch.device) -> Places:
         """Return where the own heads of the whole sequence stand."""
         number, token = torch.from_numpy(self.number), torch.arange(0, self.n, RUN)[None, None]
         number, token, n = (x.to(device) for x in (number, token, torch.tensor(self.n)))
         return Places(number, self.whole_heads, token, token, n)
-
-    def transfers(self, device: torch.device) -> tuple[Transfer | None, Transfer | None]:
-        """Return those of keys and of queries; None where nothing of the kind travels anywhere."""
-        if device not in self._transfers:
-            part, blocks = self.part, len(self.part.own)
-            made = [
-                Transfer.of(exchange, self.units, blocks, device) if travels else None
-                for exchange, travels in ((part.keys, self.fetches), (part.queries, self.visits))
-            ]
-            self._transfers[device] = (made[0], made[1])
-        return self._transfers[device]
-
-    def far(self, device: torch.device) -> Rows | None:
-        """Return the own tokens whose keys come from other ranks; None: of all."""
-        if device not in self._far:
-            far = self.part.far
-            made = None if far is None else Rows(far, self.size, self.tokens, device)
-            self._far[device] = made
-        return self._far[device]
 
     def count(self, pending: Pending) -> Pending:
         """Add what is on its way to the bytes that were sent."""
