@@ -189,7 +189,8 @@ def multiply(x: Any, y: Any) -> Expression:
 
 def power(x: Any, exponent: Any) -> Expression:
     if not isinstance(exponent, (int, np.integer)) or not 1 <= exponent <= 8:
-        raise Unsupported(f"a power of {exponent!r}: exponents are the integers 1 to 8")
+        given = "an expression" if isinstance(exponent, Expression) else repr(exponent)
+        raise Unsupported(f"a power of {given}: exponents are the integers 1 to 8")
     return reduce(multiply, [lift(x)] * int(exponent))
 
 

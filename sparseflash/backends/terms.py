@@ -30,28 +30,8 @@ def sink_gradient(dout: Tensor, dlse: Tensor | None, saved: Saved) -> Tensor | N
     return -(p * delta).sum((0, 2))
 
 
-class Numbers:
-    """Of the queries and keys in pairs of blocks of `BlockGroups`."""
-
-    def __init__(self, schedule: Schedule, *, by_query: bool):
-        of_q = schedule.block_q, -(-schedule.n_q // schedule.block_q)
-        of_k = schedule.block_k, -(-schedule.n_k // schedule.block_k)
-        self.own, self.other = (of_q, of_k) if by_query else (of_k, of_q)
-        self.by_query = by_query
-
-    def __call__(self, own: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return b * H + h of every list (lists, 1, 1), and the queries and keys that broadcast to
-        (lists, own block, others).
-        """
-        (block, n), (other_block, n_other) = self.own, self.other
-        first = (own % n * block)[:, None] + torch.arange(block)
-        second = (other % n_other * other_block)[..., None] + torch.arange(other_block)
-        first, second = first[:, :, None], second.flatten(1)[:, None]
-        return (own // n)[:, None, None], *((first, second) if self.by_query else (second, first))
-
-
 class ScoredBlocks:
-    """The score function of a problem, or none, in pairs of blocks."""
+    """The score function of a problem, or none, in pairs of blocks of `BlockGroups`."""
 
     def __init__(
         self, problem: Problem, schedule: Schedule, tables: tuple[Tensor, ...], *, by_query: bool
@@ -60,23 +40,26 @@ class ScoredBlocks:
         if self.given:
             self.rule, self.tables = rule_of(problem.options.score), tables
             self.heads = problem.heads
+            sides = ("q", schedule.block_q, problem.n_q), ("k", schedule.block_k, problem.n_k)
+            self.sides = sides if by_query else sides[::-1]
             self.extents = problem.n_q, problem.n_k
-            self.ragged = problem.n_q % schedule.block_q or problem.n_k % schedule.block_k
-            self.numbers = Numbers(schedule, by_query=by_query)
             self.totals: dict[int, list[Tensor | None]] = {}
 
     def apply(self, scores: Tensor, own: Tensor, other: Tensor) -> Scored | None:
-        """Replace scores in base 2 by the logits."""
+        """Replace scores (lists, own block, others) in base 2 by the logits."""
         if not self.given:
             return None
-        (pair, q, k), (n_q, n_k) = self.numbers(own, other), self.extents
-        beyond = (q >= n_q) | (k >= n_k) if self.ragged else None
-        q, k = q.clamp(max=n_q - 1), k.clamp(max=n_k - 1)
-        number = {"b": pair // self.heads, "h": pair % self.heads, "q": q, "k": k}
-        scored = Scored(self.rule, self.tables, scores.mul(LN2), n_q, n_k, **number)
+        (side, block, n), (other_side, other_block, n_other) = self.sides
+        pair = (own // -(-n // block))[:, None, None]
+        number = {"b": pair // self.heads, "h": pair % self.heads}
+        first = (own % -(-n // block) * block)[:, None] + torch.arange(block)
+        second = (other % -(-n_other // other_block) * other_block)[..., None]
+        first, second = first[:, :, None], (second + torch.arange(other_block)).flatten(1)[:, None]
+        number |= {side: first.clamp(max=n - 1), other_side: second.clamp(max=n_other - 1)}
+        scored = Scored(self.rule, self.tables, scores.mul(LN2), *self.extents, **number)
         torch.mul(scored.logits(), LOG2E, out=scores)
-        if beyond is not None:
-            scores.masked_fill_(beyond, -math.inf)
+        if n % block or n_other % other_block:
+            scores.masked_fill_((first >= n) | (second >= n_other), -math.inf)
         return scored
 
     def zeros(self, part: int, dtype: torch.dtype) -> list[Tensor | None]:

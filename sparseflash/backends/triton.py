@@ -5,7 +5,7 @@ same kernel without the lists. See docs/internals/kernels.md.
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -255,11 +255,10 @@ class Backward:
 
         What no query sees may be NaN or infinite. A value that is seen makes delta so.
         """
-        empty, norm = lse_log2 == torch.inf, torch.linalg.vector_norm
-        of_rows = norm(dout, torch.inf, dim=-1).float(), delta.abs()
-        largest, delta = (x.masked_fill(empty, 0.0).amax() for x in of_rows)
-        value = norm(v.nan_to_num(0.0, 0.0, 0.0), torch.inf).float()
-        return largest * value * (v.shape[3] * self.keep_scale) + delta
+        norm = partial(torch.linalg.vector_norm, ord=torch.inf, dtype=torch.float32)
+        values, most = norm(v.nan_to_num(0.0, 0.0, 0.0)), v.shape[3] * self.keep_scale
+        sums = torch.addcmul(delta.abs(), norm(dout, dim=-1), values, value=most)
+        return sums.masked_fill_(lse_log2 == torch.inf, 0.0).amax()
 
 
 plan_forward, plan_backward = Forward, Backward
@@ -357,7 +356,7 @@ def _kind_of(score: Any) -> Literal["", "plain", "tables", "paired"]:
     """Return what of a score decides about tiles."""
     if score is None:
         return ""
-    return "paired" if score.paired else "tables" if score.rule.kinds else "plain"
+    return "paired" if score.rule.paired else "tables" if score.rule.kinds else "plain"
 
 
 def score_of(problem: Problem, *, pairs: bool = False) -> Any:

@@ -26,7 +26,7 @@ from masks.runs import Ints
 from sparseflash.distributed.route import Part
 from sparseflash.dropout import key_table
 from sparseflash.score.function import Bound, placed
-from sparseflash.score.rule import Kind, load, rule_of, substituted, text_of
+from sparseflash.score.rule import Kind, node_of, rule_of, substituted, text_of
 
 RUN = 16  # tokens that follow one another: those of the smallest block
 
@@ -77,14 +77,14 @@ def _rule(text: str, heads: int, *slices: tuple[int, int]) -> str:
     rule = rule_of(text)
     first = len(rule.kinds)
     b, h = atom("b"), atom("h")
-    new = {"h": load(first, INT, h)}
+    new = {"h": node_of("load", INT, (h,), first)}
     if slices:
-        new |= dict.fromkeys(("n_q", "n_k"), load(first + 3, INT))
+        new |= dict.fromkeys(("n_q", "n_k"), node_of("load", INT, (), first + 3))
     for i, (name, shape) in enumerate(zip("qk", slices, strict=False)):
         entry = b if shape[0] > 1 else lift(0)
         slice_ = floor_divide(h, heads // shape[1]) if shape[1] > 1 else lift(0)
         run, rest = (split(atom(name), RUN) for split in (floor_divide, remainder))
-        new[name] = add(load(first + 1 + i, INT, entry, slice_, run), rest)
+        new[name] = add(node_of("load", INT, (entry, slice_, run), first + 1 + i), rest)
     known: dict[Expression, Expression] = {
         node: new[node.op] for node in walk(rule.logits) if node.op in new
     }

@@ -1,24 +1,12 @@
 """Rules computed by torch, for any numbers of queries and keys that broadcast."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from masks.predicate.expression import BOOL, INT, REAL, Expression
-from sparseflash.score.rule import Rule
-
-_FUNCTIONS: dict[str, Any] = {
-    "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div,
-    "minimum": torch.minimum, "maximum": torch.maximum, "absolute": torch.abs, "tanh": torch.tanh,
-    "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "floor": torch.floor,
-    "ceil": torch.ceil, "where": torch.where, "less": torch.lt, "less_equal": torch.le,
-    "greater": torch.gt, "greater_equal": torch.ge, "equal": torch.eq, "not_equal": torch.ne,
-    "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor,
-    "not": torch.logical_not, "floor_divide": torch.floor_divide, "remainder": torch.remainder,
-    "bit_and": torch.bitwise_and, "bit_or": torch.bitwise_or, "bit_xor": torch.bitwise_xor,
-}  # fmt: skip
+from sparseflash.score.rule import OPERATIONS, Rule, operands
 
 
 class Scored:
@@ -96,21 +84,23 @@ class Scored:
         if node.op == "load":
             found = self.tables[node.data].reshape(-1)[self.place(node.data, node.args)]
             return found.to({REAL: self.real, INT: torch.int64, BOOL: torch.bool}[node.kind])
-        compared = node.kind == BOOL and len(node.args) == 3 and node.op != "where"
-        values = [self.value(arg) for arg in node.args[1 if compared else 0 :]]
+        values = [self.value(arg) for arg in operands(node)]
         if node.kind == REAL or any(arg.kind == REAL for arg in node.args):
             values = [v if v.dtype == torch.bool else v.to(self.real) for v in values]
-        return _FUNCTIONS[node.op](*values)
+        return OPERATIONS[node.op].torch(*values)
 
 
-def gather(total: Tensor, place: Tensor, part: Tensor) -> None:
-    """Add the gradients of pairs to those of the entries, in an order that is always the same."""
+def gather(total: Tensor, place: Tensor, part: Tensor, *, alone: bool = False) -> None:
+    """Add the gradients of pairs to those of the entries, in an order that is always the same.
+
+    alone: whether no entry has two of the places.
+    """
     if part.ndim > place.ndim:
         place = place.reshape((1,) * (part.ndim - place.ndim) + place.shape)
     part = part.expand(torch.broadcast_shapes(part.shape, place.shape))
     part = part.sum_to_size(place.shape)  # pairs that share the entry for certain
     place, part, total = place.flatten(), part.flatten().to(total.dtype), total.view(-1)
-    if total.is_cuda:  # where index_add_ has atomics
+    if total.is_cuda and not alone:  # where index_add_ has atomics
         total.index_put_((place,), part, accumulate=True)
     else:
         total.index_add_(0, place, part)

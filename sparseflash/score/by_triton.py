@@ -9,24 +9,22 @@ row of token numbers, or the other way round; and `args`: of each table its poin
 the gradients of tables are summed.
 """
 
-import math
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from masks.predicate.expression import Expression
+from masks.predicate.expression import Expression, walk
 from sparseflash.cache import cached
 from sparseflash.kernels.common.shapes import LOG2E
 from sparseflash.kernels.portable.score import SPAN
 from sparseflash.score.by_torch import Scored, as_tables, gather
-from sparseflash.score.rule import Read, Rule, bare, distance_form, is_paired, rule_of
+from sparseflash.score.rule import Read, Rule, distance_form, rule_of, symbols
 from sparseflash.score.writer import (
     Writer,
-    bounds,
     factors,
     function_of,
     has_ends,
@@ -35,7 +33,6 @@ from sparseflash.score.writer import (
     kept,
     listed,
     stored,
-    symbols,
     terms,
 )
 
@@ -62,6 +59,14 @@ class KernelScore:
     batch entry and head, and reads by distance that take one entry beyond a radius. The kernel of
     dq sums the gradients of such an entry over blocks of SPAN x SPAN pairs.
 
+    Attributes:
+        score: the function (x, unit, add, what the slopes take) of a tile.
+        slope: the function (gradient of the scaled scores, ()) of a tile.
+        slope_sums: `slope`, with sums [M] of `summed`, and two of each of `far`, in place of ().
+        slope_tables: adds to the buffers, which are args after the tables and the units.
+        bands: the function (values of `near`) of a vector of distances d, in place of a tile.
+        numbers: the function of `once`.
+
     pairs: `score` takes any places, and heads that differ by row: no gradients, nothing shared.
     gluon: the functions are for Gluon, whose layouts have no gathers. What a tile reads by distance
     comes from vectors, which `by_distance` makes before; and `first` is a tuple, see
@@ -71,7 +76,7 @@ class KernelScore:
 
     def __init__(self, rule: Rule, gluon: bool = False, pairs: bool = False):
         self.rule, self.gluon, self.pairs = rule, gluon, pairs
-        # what `bands` and `numbers` give; complete after the other functions
+        # what `bands` and `numbers` give
         self.near: dict[Expression, int] = {}
         self.once: dict[Expression, int] = {}
         # where args have the pointer of a table, before its sizes
@@ -95,16 +100,22 @@ class KernelScore:
             if _is_carried(read) or not (stored(read) or is_plain(read.grad))
         ]
         self.number = {read.node: i for i, read in enumerate(self.summed)}
-        self.paired = is_paired(rule.text)
         far = (r for r in self.added if r.node in self.spans and is_plain(r.grad))
         self.far = {read.node: len(self.summed) + 2 * i for i, read in enumerate(far)}
+        # whose index is from another table
+        inner = {r.node: [node.op for i in r.index for node in walk(i)] for r in rule.reads}
+        self.looked_up = {node for node, found in inner.items() if "load" in found}
         self.n_sums = len(self.summed) + 2 * len(self.far)
         # whether the sums of a tile may be those by key
         self.any_side = all(read.reach == "bh" for read in self.summed)
+        self.score = self._score()
+        if not pairs:
+            self.slope, self.slope_sums = self._slope(False), self._slope(True)
+            self.slope_tables = None if gluon else self._slope_tables()
+        self.bands = self._values(_BAND_ARGS, map(distance_form, self.near))
+        self.numbers = self._values(_NUMBER_ARGS, self.once)
 
-    @cached_property
-    def score(self) -> Any:
-        """The function (x, unit, add, what the slopes take) of a tile."""
+    def _score(self) -> Any:
         write = Writer(self, once=not self.pairs)
         factor, parts = factors(self.rule.logits)
         apart = len(parts) == 1 and factor > 0
@@ -124,38 +135,10 @@ class KernelScore:
     @property
     def bounded(self) -> bool:
         """Whether exponentials of the logits fit the range of bfloat16 without running maxima."""
-        low, high = bounds(self.rule.logits)
-        return -_BOUNDED <= low and high <= _BOUNDED
+        factor, parts = factors(self.rule.logits)
+        return abs(factor) <= _BOUNDED and [part.op for part in parts] == ["tanh"]
 
-    @cached_property
-    def slope(self) -> Any:
-        """The function (gradient of the scaled scores, ()) of a tile."""
-        return self._slope(False)
-
-    @cached_property
-    def bands(self) -> Any:
-        """The function (values of `near`) of a vector of distances d, in place of a tile."""
-        _ = self.score, self.slope_sums  # which name what is kept
-        write = Writer(self, of_band=True, once=False)
-        values = [write(distance_form(node)) for node in self.near]
-        return function_of(write, _BAND_ARGS, f"({listed(values)})")
-
-    @cached_property
-    def numbers(self) -> Any:
-        """The function of `once`."""
-        _ = self.score, self.slope, self.slope_sums, None if self.gluon else self.slope_tables
-        write = Writer(self, of_band=True, once=False)
-        values = [write(node) for node in self.once]
-        return function_of(write, _NUMBER_ARGS, f"({listed(values)})")
-
-    @cached_property
-    def slope_sums(self) -> Any:
-        """`slope`, with sums [M] of `summed`, and two of each of `far`, in place of ()."""
-        return self._slope(True)
-
-    @cached_property
-    def slope_tables(self) -> Any:
-        """The function that adds to the buffers, which are args after the tables and the units."""
+    def _slope_tables(self) -> Any:
         write = self._after()
         for i, read in enumerate(self.added):
             at = self.counted.get(read.node)
@@ -170,7 +153,8 @@ class KernelScore:
         for read in (*self.summed, *far) if with_sums else ():
             value, ends = write.guarded(read.grad), ("True",)
             if read.node in self.far:
-                ends = self.ends_of(read)
+                at, span = self.spans[read.node], SPAN.value
+                ends = f"(far + {span} <= args[{at}])", f"(far - {span} >= args[{at + 1}])"
             elif not _is_carried(read):
                 value = f"tl.abs({value})"
             if self.gluon:
@@ -182,6 +166,10 @@ class KernelScore:
                 sums.append(f"sums[{len(sums)}] + {part}")
         return function_of(write, _SLOPE_ARGS, f"{result}, ({listed(sums)})")
 
+    def _values(self, parameters: str, nodes: Iterable[Expression]) -> Any:
+        write = Writer(self, of_band=True, once=False)
+        return function_of(write, parameters, f"({listed([*map(write, nodes)])})")
+
     def _after(self) -> "Writer":
         kept = (f"kept[{i}]{self._packed(node)[1]}" for i, node in enumerate(self.kept))
         return Writer(self, known=dict(zip(self.kept, kept, strict=True)))
@@ -190,11 +178,6 @@ class KernelScore:
         """Return how a value is kept, and taken again: bounded ones in half of the registers."""
         packed = self.gluon and node.op == "tanh"
         return (".to(tl.float16)", ".to(tl.float32)") if packed else ("", "")
-
-    def ends_of(self, read: Read) -> tuple[str, str]:
-        """Return whether a block takes the entry of the first distances, and that of the last."""
-        at = self.spans[read.node]
-        return f"(far + {SPAN.value} <= args[{at}])", f"(far - {SPAN.value} >= args[{at + 1}])"
 
     def options(self, tables: Sequence[Tensor], n_q: int, n_k: int, *more: Any) -> dict[str, Any]:
         """Return the arguments of a kernel; more: args after the tables."""
@@ -229,52 +212,76 @@ class KernelScore:
         ]
 
     def units(self, row_sums: Tensor, n_rows: int, bound: Tensor) -> Tensor:
-        """Return powers of two that make integers of gradients, whose sums stay below 2**62.
+        """Return numbers that make integers of gradients, whose sums stay below 2**62.
 
         row_sums (n_sums, B, H, N): those of queries, of which there are n_rows in all. bound: of
             such a sum of absolute values of dS. A NaN makes gradients of NaN.
         """
         numbers = [self.number.get(node) for node in self.counted]
-        sums = [bound if i is None else row_sums[i].abs().amax() for i in numbers]
-        if not sums:
-            return bound
-        largest = torch.stack(sums).log2()
-        return torch.exp2((61.0 - math.log2(n_rows) - largest).floor().clamp(max=100.0))
+        sums = [bound if i is None else row_sums[i].abs().amax() for i in numbers] or [bound]
+        largest = torch.stack(sums) if len(sums) > 1 else sums[0].view(1)
+        return (2.0**61 / n_rows / largest).clamp_(max=2.0**100)
 
     def gradients(
         self, tables: tuple[Tensor, ...], row_sums: Tensor, units: Tensor,
         buffers: Sequence[Tensor], n_q: int, n_k: int,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """Return those of the tables; row_sums: from `slope_sums`, (n_sums, B, H, any)."""
-        b, h, q = (torch.arange(n, device=row_sums.device) for n in row_sums.shape[1:])
-        numbers = {"b": b[:, None, None], "h": h[:, None], "q": q}
         made = {read.node: buffer for read, buffer in zip(self.added, buffers, strict=True)}
         totals: list[Tensor | None] = [None] * len(tables)
-        for read in self.rule.reads:
-            table, known = tables[read.table], totals[read.table]
+        shapes, device = tuple(t.shape for t in tables), row_sums.device
+        for i, read in enumerate(self.rule.reads):
+            table, total, at = tables[read.table], totals[read.table], None
             if _is_carried(read):
-                sums = row_sums[self.number[read.node]]
-                part = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
-                if not _placed(part, read, sums):  # which launches less
-                    at = Scored(self.rule, tables, sums, n_q, n_k, **numbers)
-                    gather(part, at.place(read.table, read.index), sums)
+                at = self.number[read.node]
+                part = torch.zeros(table.shape, dtype=torch.float32, device=device)
             else:
                 part = made[read.node]
                 if read.node in self.counted:
-                    part = part / units[self.counted[read.node]].double()
+                    part = part / units[self.counted[read.node]]
             if read.node in self.far:
-                first = self.far[read.node]
-                sums = row_sums[first : first + 2].sum(-1, keepdim=True)  # (2, B, H, 1)
-                # the smallest and the largest, made on the device: a CUDA graph may record this
-                d = torch.arange(2, device=table.device) * (n_q + n_k - 2) + 1 - n_q
-                d = d.view(2, 1, 1, 1)
-                at = Scored(self.rule, tables, sums, n_q, n_k, d=d, **numbers)
-                gather(part, at.place(read.table, map(distance_form, read.index)), sums)
-            totals[read.table] = part if known is None else known + part
+                at = slice(self.far[read.node], self.far[read.node] + 2)  # (2, B, H, any)
+            if at is not None:
+                of_call = tuple(row_sums.shape[1:]), n_q, n_k, device
+                if read.node in self.looked_up:
+                    place, alone = self.entries(i, tables, *of_call), False
+                else:
+                    place, alone = _entries(self.rule.text, i, shapes, *of_call)
+                gather(part, place, row_sums[at], alone=alone)
+            totals[read.table] = part if total is None else total + part
         for i, kind in enumerate(self.rule.kinds):
             if kind.wanted and totals[i] is None:  # never read
                 totals[i] = torch.zeros_like(tables[i])
         return as_tables(totals, tables)
+
+    def entries(
+        self, i: int, tables: tuple[Tensor, ...], extents: tuple[int, ...], n_q: int, n_k: int,
+        device: torch.device,
+    ) -> Tensor:  # fmt: skip
+        """Return where read i has the entries of sums (B, H, any), or of those of the smallest and
+        the largest distance (2, B, H, any).
+        """
+        read = self.rule.reads[i]
+        b, h, q = (torch.arange(n, device=device) for n in extents)
+        given, index = {"b": b[:, None, None], "h": h[:, None], "q": q}, read.index
+        if read.node in self.far:
+            given["d"] = torch.tensor([1 - n_q, n_k - 1]).view(2, 1, 1, 1)
+            index = map(distance_form, index)
+        s = torch.empty(0, device=device)
+        return Scored(self.rule, tables, s, n_q, n_k, **given).place(read.table, index)
+
+
+@cached
+def _entries(
+    text: str, i: int, shapes: tuple[tuple[int, ...], ...], extents: tuple[int, ...], n_q: int,
+    n_k: int, device: torch.device,
+) -> tuple[Tensor, bool]:  # fmt: skip
+    """Return `KernelScore.entries` of a read that no table decides on, and whether each entry is
+    there once.
+    """
+    like, cpu = tuple(torch.empty(shape, device="meta") for shape in shapes), torch.device("cpu")
+    found = kernel_score(text).entries(i, like, extents, n_q, n_k, cpu)
+    return found.to(device), int(found.flatten().bincount().max()) == 1
 
 
 @lru_cache(maxsize=512)
@@ -302,16 +309,3 @@ def _ends(text: str, shapes: tuple[tuple[int, ...], ...], n_q: int, n_k: int) ->
 def _is_carried(read: Read) -> bool:
     """Whether its gradient is a number for each query."""
     return read.reach in ("bh", "q")
-
-
-def _placed(part: Tensor, read: Read, row_sums: Tensor) -> bool:
-    """Put sums (B, H, N_q) at their entries, where the index is numbers of these alone."""
-    names = [bare(i) or "" for i in read.index]
-    if len(set(names)) < len(names) or not set(names) <= set("bhq"):
-        return False
-    others = [dim for dim, name in enumerate("bhq") if name not in names]
-    found = row_sums.sum(others) if others else row_sums
-    order = sorted(names, key="bhq".index)
-    found = found.permute([order.index(name) for name in names])
-    part[tuple(slice(n) for n in found.shape)] = found
-    return True

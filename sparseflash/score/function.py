@@ -15,16 +15,14 @@ from masks.predicate.expression import (
     BOOL,
     INDEXED,
     INT,
-    REAL,
     Expression,
     Unsupported,
-    atom,
     lift,
     read_tensor,
     walk,
 )  # fmt: skip
 from sparseflash.checks import is_wrapped
-from sparseflash.score.rule import SYMBOLS, Kind, load, rule_of, symbols, text_of
+from sparseflash.score.rule import SYMBOLS, Kind, node_of, rule_of, symbol, symbols, text_of
 
 Kinds = tuple[tuple[int, torch.dtype, bool, bool], ...]
 _scores: "WeakValueDictionary[int, Score]" = WeakValueDictionary()
@@ -61,13 +59,25 @@ vars(score)["_torchdynamo_disable_msg"] = "make score functions outside of the c
 
 
 class Score:
-    """A function of scores. `names` are those of its tensors."""
+    """A function of scores. `names` are those of its tensors.
 
-    def __init__(self, fn: Callable[..., Any]):
+    fn: the function; or what it computes, an expression, with its name and those of its tensors.
+    """
+
+    def __init__(self, fn: Callable[..., Any] | Expression, name: str = "", *names: str):
+        self.fn, self.name, self.names, self.places = fn, name, names, []
+        if not isinstance(fn, Expression):
+            self._read_names(fn)
+        self._texts: dict[Kinds, str] = {}
+        self.number = next(_numbers)
+        _scores[self.number] = self
+        if not self.names:
+            self.text(())
+
+    def _read_names(self, fn: Any) -> None:
         if not callable(fn):
             raise ValueError(f"score is given {fn!r}; pass a function such as lambda s, q, k: ...")
-        self.fn, self.name = fn, getattr(fn, "__qualname__", type(fn).__name__)
-        self.places, self.names = [], ()
+        self.name, self.names = getattr(fn, "__qualname__", type(fn).__name__), ()
         for name, p in inspect.signature(fn).parameters.items():
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
                 raise ValueError(f"{self.name} has the argument {p}; name each one")
@@ -77,11 +87,6 @@ class Score:
                 self.names += (name,)
         if "s" not in self.places:
             raise ValueError(f"{self.name} has no argument s; name the score so: lambda s, ...")
-        self._texts: dict[Kinds, str] = {}
-        self.number = next(_numbers)
-        _scores[self.number] = self
-        if not self.names:
-            self.text(())
 
     def __call__(self, **tensors: Tensor) -> "Bound":
         """Return the function with its tensors, which are all given by name."""
@@ -96,7 +101,7 @@ class Score:
         return f"score({self.name})"
 
     def __reduce__(self) -> Any:
-        return Score, (self.fn,)
+        return Score, (self.fn, self.name, *self.names)
 
     def text(self, kinds: Kinds) -> str:
         """Return the key of the rule for such tensors."""
@@ -106,9 +111,13 @@ class Score:
         return self._texts[kinds]
 
     def _traced(self, kinds: list[Kind]) -> Expression:
-        tables = {name: Table(i, name, kind) for i, (name, kind) in _numbered(self.names, kinds)}
-        values = {name: t if t.kind.ndim else t[()] for name, t in tables.items()}
-        return trace(self.fn, self.name, {name: _symbol(name) for name in self.places} | values)
+        if isinstance(self.fn, Expression):
+            return self.fn
+        given: dict[str, Any] = {name: symbol(name) for name in self.places}
+        for i, (name, kind) in enumerate(zip(self.names, kinds, strict=True)):
+            table = Table(i, name, kind)
+            given[name] = table if kind.ndim else table[()]
+        return trace(self.fn, self.name, given)
 
 
 class Bound(NamedTuple):
@@ -144,21 +153,6 @@ def bound(score: Any) -> Bound:
     return score
 
 
-class _OfClosure(Score):
-    """A function that has been traced, with tensors that it found itself."""
-
-    def __init__(self, name: str, names: tuple[str, ...], logits: Expression):
-        self.name, self.names, self.logits = name, names, logits
-        self._texts, self.number = {}, next(_numbers)
-        _scores[self.number] = self
-
-    def _traced(self, kinds: list[Kind]) -> Expression:
-        return self.logits
-
-    def __reduce__(self) -> Any:
-        return _OfClosure, (self.name, self.names, self.logits)
-
-
 def placed(bound: Bound, text: str, tables: tuple[Tensor, ...]) -> Bound:
     """Return a score function with the rule of `text`, which has further tables."""
     return Bound(_of_rule(bound.score.number, text), (*bound.tables, *tables))
@@ -169,7 +163,7 @@ def _of_rule(number: int, text: str) -> Score:
     """Return the score function that score `number` becomes."""
     score, rule = _scores[number], rule_of(text)
     names = *score.names, *(f"place {i}" for i in range(len(rule.kinds) - len(score.names)))
-    return _OfClosure(score.name, names, rule.logits)
+    return Score(rule.logits, score.name, *names)
 
 
 def from_score_mod(score_mod: Callable[..., Any]) -> Bound:
@@ -186,14 +180,10 @@ def from_score_mod(score_mod: Callable[..., Any]) -> Bound:
         return Table(at, f"tensor {at} of {name}", kind)[index]
 
     name = getattr(score_mod, "__qualname__", type(score_mod).__name__)
-    token = read_tensor.set(read)
-    try:
-        places = {place: _symbol(place) for place in ("s", "b", "h", "q", "k")}
-        logits = trace(lambda **given: score_mod(*given.values()), name, places)
-    finally:
-        read_tensor.reset(token)
-    names = tuple(f"tensor {i} of {name}" for i in range(len(found)))
-    return Bound(_OfClosure(name, names, logits), tuple(found))
+    places = {place: symbol(place) for place in ("s", "b", "h", "q", "k")}
+    logits = trace(lambda **given: score_mod(*given.values()), name, places, read)
+    names = (f"tensor {i} of {name}" for i in range(len(found)))
+    return Bound(Score(logits, name, *names), tuple(found))
 
 
 class Table:
@@ -217,7 +207,7 @@ class Table:
                 )
             if not _is_whole(arg):
                 raise ValueError(f"index {i} of {self.name} is no integer; write np.floor(...)")
-        return load(self.number, self.kind.of_entries, *args)
+        return node_of("load", self.kind.of_entries, args, self.number)
 
     def use(self, *_: Any) -> Any:
         raise ValueError(
@@ -230,18 +220,20 @@ class Table:
     __truediv__ = __rtruediv__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = use
 
 
-def trace(fn: Callable[..., Any], name: str, values: dict[str, Any]) -> Expression:
-    """Return what fn(**values) computes.
+def _of_closure(tensor: Any, index: Any) -> Any:
+    if isinstance(tensor, Table):
+        tensor.use()
+    raise ValueError("it reads a tensor of its closure; make it an argument of the function")
+
+
+def trace(
+    fn: Callable[..., Any], name: str, values: dict[str, Any], read: Any = _of_closure
+) -> Expression:
+    """Return what fn(**values) computes; read: what it does with a tensor and an index.
 
     Raises ValueError for what symbols cannot do.
     """
-
-    def read(tensor: Any, index: Any) -> Any:
-        if isinstance(tensor, Table):
-            tensor.use()
-        raise ValueError("it reads a tensor of its closure; make it an argument of the function")
-
-    token = None if read_tensor.get(None) else read_tensor.set(read)
+    token = read_tensor.set(read)
     try:
         rule = lift(fn(**values))
     except Unsupported as error:
@@ -256,16 +248,15 @@ def trace(fn: Callable[..., Any], name: str, values: dict[str, Any]) -> Expressi
             " for if"
         ) from error
     finally:
-        if token is not None:
-            read_tensor.reset(token)
+        read_tensor.reset(token)
     if rule.kind == BOOL:
         raise ValueError(f"{name} gives truth values; give numbers, and a mask for what is hidden")
-    for part in walk(rule):
-        if part.op == "entry":
-            raise ValueError(f"{name} reads a masks.table; make it an argument, a tensor")
-        if part.op == "isin":
-            raise ValueError(f"{name} uses np.isin; write comparisons joined by |")
-    if "s" not in symbols(rule):
+    used = {part.op for part in walk(rule)}
+    if "entry" in used:
+        raise ValueError(f"{name} reads a masks.table; make it an argument, a tensor")
+    if "isin" in used:
+        raise ValueError(f"{name} uses np.isin; write comparisons joined by |")
+    if "s" not in used:
         raise ValueError(f"{name} does not use the score s; give a logit that depends on it")
     return rule
 
@@ -303,14 +294,6 @@ def _text(number: int, kinds: Kinds) -> str:
 # what torch.compiler.assume_constant_result does; see `traced_specs` of sparseflash.plan
 _text._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 _bare._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _symbol(name: str) -> Expression:
-    return Expression("s", REAL) if name == "s" else atom(name)
-
-
-def _numbered(*lists: Any) -> Any:
-    return enumerate(zip(*lists, strict=True))
 
 
 def _is_whole(x: Expression) -> bool:

@@ -10,16 +10,63 @@ and over reads of tables: op "load", data the number of the table, args an index
 """
 
 import json
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+import torch
+
 from masks.predicate import expression as ops
-from masks.predicate.expression import BOOL, INT, REAL, Expression, atom, lift, walk, whole
+from masks.predicate.expression import BOOL, INT, REAL, Expression, atom, walk, weighted, whole
 
 SYMBOLS = ("s", "b", "h", "q", "k", "n_q", "n_k")
-_BY_NAME = ops.UFUNCS | ops.FUNCTIONS
-_BY_NAME |= {name: _BY_NAME[f"logical_{name}"] for name in ("and", "or", "xor", "not")}
-_BY_NAME |= {f"bit_{name}": _BY_NAME[f"bitwise_{name}"] for name in ("and", "or", "xor")}
+_ALL = {*SYMBOLS, "g", "d", "inverse"}  # with a gradient, a distance, and 1 / scale
+
+
+class Operation(NamedTuple):
+    """What an operation is: a function of torch, a text of Triton with places for the operands, and
+    g times the derivatives by these, a function of g, the result and the operands. Of equal numbers
+    the minimum and the maximum are the first; the derivative of the absolute value at 0 is 0.
+    """
+
+    torch: Callable[..., Any]
+    triton: str
+    slopes: Callable[..., Any] | None = None
+
+
+def _either(first: Any, g: Any) -> tuple[Expression, Expression]:
+    return ops.where(first, g, 0.0), ops.where(first, 0.0, g)
+
+
+def _sign(a: Any, g: Any) -> tuple[Expression]:
+    return (ops.where(a > 0.0, g, ops.where(a < 0.0, -g, 0.0)),)
+
+
+_TABLE: dict[str, tuple[Any, ...]] = {
+    "add": (torch.add, "{} + {}", lambda g, y, a, b: (g, g)),
+    "subtract": (torch.sub, "{} - {}", lambda g, y, a, b: (g, -g)),
+    "multiply": (torch.mul, "{} * {}", lambda g, y, a, b: (g * b, g * a)),
+    "divide": (torch.div, "{} / {}", lambda g, y, a, b: (each := g / b, -(each * y))),
+    "tanh": (torch.tanh, "", lambda g, y, a: (g * (1.0 - y * y),)),
+    "exp": (torch.exp, "tl.exp({})", lambda g, y, a: (g * y,)),
+    "log": (torch.log, "tl.log({})", lambda g, y, a: (g / a,)),
+    "sqrt": (torch.sqrt, "tl.sqrt({})", lambda g, y, a: (g * 0.5 / y,)),
+    "absolute": (torch.abs, "tl.abs({})", lambda g, y, a: _sign(a, g)),
+    "minimum": (torch.minimum, "tl.minimum({}, {})", lambda g, y, a, b: _either(a <= b, g)),
+    "maximum": (torch.maximum, "tl.maximum({}, {})", lambda g, y, a, b: _either(a >= b, g)),
+    "where": (torch.where, "tl.where({}, {}, {})", lambda g, y, c, a, b: (None, *_either(c, g))),
+    "floor": (torch.floor, "tl.floor({})"), "ceil": (torch.ceil, "tl.ceil({})"),
+    "floor_divide": (torch.floor_divide, "floor_divide({}, {})"),
+    "remainder": (torch.remainder, "remainder({}, {})"),
+    "less": (torch.lt, "{} < {}"), "less_equal": (torch.le, "{} <= {}"),
+    "greater": (torch.gt, "{} > {}"), "greater_equal": (torch.ge, "{} >= {}"),
+    "equal": (torch.eq, "{} == {}"), "not_equal": (torch.ne, "{} != {}"),
+    "and": (torch.logical_and, "{} & {}"), "bit_and": (torch.bitwise_and, "{} & {}"),
+    "or": (torch.logical_or, "{} | {}"), "bit_or": (torch.bitwise_or, "{} | {}"),
+    "xor": (torch.logical_xor, "{} ^ {}"), "bit_xor": (torch.bitwise_xor, "{} ^ {}"),
+    "not": (torch.logical_not, "~{}"),
+}  # fmt: skip
+OPERATIONS = {name: Operation(*entry) for name, entry in _TABLE.items()}
 
 
 class Kind(NamedTuple):
@@ -85,13 +132,25 @@ class Rule:
         return tuple(dict.fromkeys(found))
 
     @cached_property
+    def paired(self) -> bool:
+        """Whether a table is read by key or by pair."""
+        loads = (node for node in walk(self.logits) if node.op == "load")
+        return any(reach(node.args) in ("k", "qk") for node in loads)
+
+    @cached_property
+    def singular(self) -> bool:
+        """Whether a logit may be NaN or infinite, whatever the tables are, for a score of 0."""
+        unsafe = (node for node in walk(self.logits) if node.op in ("divide", "log", "sqrt"))
+        return any("s" in symbols(*node.args[-1:]) for node in unsafe)
+
+    @cached_property
     def _derivatives(self) -> dict[Expression, Expression]:
         return derivatives(self.logits, Expression("g", REAL))
 
     @cached_property
     def ds(self) -> Expression:
         """g times the derivative of the logit by s, where g, a real symbol, is its gradient."""
-        return next((d for node, d in self._derivatives.items() if node.op == "s"), lift(0.0))
+        return next((d for node, d in self._derivatives.items() if node.op == "s"), ops.lift(0.0))
 
     @cached_property
     def reads(self) -> tuple[Read, ...]:
@@ -109,22 +168,6 @@ def rule_of(text: str) -> Rule:
     return Rule(text)
 
 
-@lru_cache(maxsize=4096)
-def is_paired(text: str) -> bool:
-    """Return whether a table is read by key or by pair."""
-    loads = (node for node in walk(rule_of(text).logits) if node.op == "load")
-    return any(reach(node.args) in ("k", "qk") for node in loads)
-
-
-def is_singular(text: str) -> bool:
-    """Return whether a logit may be NaN or infinite, whatever the tables are, for a score of 0."""
-    return any(
-        "s" in symbols(*node.args[-1:])
-        for node in walk(rule_of(text).logits)
-        if node.op in ("divide", "log", "sqrt")
-    )
-
-
 def text_of(logits: Expression, kinds: tuple[Kind, ...]) -> str:
     """Return the key of a rule: the same for equal formulas, in every process."""
     places: dict[str, int] = {}
@@ -135,10 +178,19 @@ def text_of(logits: Expression, kinds: tuple[Kind, ...]) -> str:
     return f"[{json.dumps(kinds)}, [{', '.join(places)}]]"
 
 
-def load(table: int, kind: str, *index: Expression) -> Expression:
-    if kind == INT:
-        return atom("load", *index, data=table)
-    return Expression("load", kind, index, table)
+def node_of(op: str, kind: str, args: tuple[Expression, ...] = (), data: Any = None) -> Expression:
+    """Return a node; an integer as the sum that it is."""
+    return atom(op, *args, data=data) if kind == INT else Expression(op, kind, args, data)
+
+
+def symbol(name: str) -> Expression:
+    return node_of(name, REAL if name == "s" else INT)
+
+
+def operands(node: Expression) -> tuple[Expression, ...]:
+    """Return what an operation takes; an integer that is compared has the difference before."""
+    compared = node.kind == BOOL and len(node.args) == 3 and node.op != "where"
+    return node.args[1:] if compared else node.args
 
 
 def bare(index: Expression) -> str | None:
@@ -149,7 +201,7 @@ def bare(index: Expression) -> str | None:
 
 
 def symbols(*nodes: Expression) -> set[str]:
-    return {part.op for node in nodes for part in walk(node) if part.op in SYMBOLS}
+    return {part.op for node in nodes for part in walk(node)} & _ALL
 
 
 def reach(index: tuple[Expression, ...]) -> str:
@@ -175,18 +227,15 @@ def distance_form(node: Expression) -> Expression:
 def substituted(node: Expression, known: dict[Expression, Expression]) -> Expression:
     """Return the expression with others in the place of those that `known` has; it gets more."""
     if node not in known:
-        args = [substituted(arg, known) for arg in node.args]
+        args = tuple(substituted(arg, known) for arg in node.args)
         if node.op == "sum":
             made = whole(node.data[0], {})
             for arg, factor in zip(args, node.data[1], strict=True):
-                made = ops.weighted(made, 1, arg, factor)
-        elif not args:
+                made = weighted(made, 1, arg, factor)
+        elif args:
+            made = node_of(node.op, node.kind, args, node.data)
+        else:
             made = whole(0, {node: 1}) if node.kind == INT else node
-        elif node.op == "load":
-            made = load(node.data, node.kind, *args)
-        else:  # integers that are compared are the last two of three
-            compared = node.kind == BOOL and len(args) == 3 and node.op != "where"
-            made = _BY_NAME[node.op](*args[1 if compared else 0 :])
         known[node] = made
     return known[node]
 
@@ -194,43 +243,10 @@ def substituted(node: Expression, known: dict[Expression, Expression]) -> Expres
 def derivatives(logits: Expression, g: Expression) -> dict[Expression, Expression]:
     """Return g times the derivative by s and by each read."""
     sums: dict[Expression, Expression] = {logits: g}
-    for node in reversed([n for n in walk(logits) if n.kind == REAL]):
-        if node in sums and node.op != "load":
-            for arg, part in zip(node.args, _parts(node, sums[node]), strict=True):
+    for node in reversed([*walk(logits)]):
+        slopes = OPERATIONS[node.op].slopes if node.op in OPERATIONS else None
+        if node in sums and slopes is not None:
+            for arg, part in zip(node.args, slopes(sums[node], node, *node.args), strict=True):
                 if part is not None and arg.kind == REAL:
                     sums[arg] = ops.add(sums[arg], part) if arg in sums else part
     return {node: sums[node] for node in sums if node.op in ("s", "load")}
-
-
-def _parts(node: Any, g: Any) -> list[Expression | None]:
-    """Return g times the derivatives by the operands. Of equal numbers the minimum and the maximum
-    are the first; the derivative of the absolute value at 0 is 0.
-    """
-    a = node.args
-    match node.op:
-        case "add":
-            return [g, g]
-        case "subtract":
-            return [g, -g]
-        case "multiply":
-            return [g * a[1], g * a[0]]
-        case "divide":
-            each = g / a[1]
-            return [each, -(each * node)]
-        case "tanh":
-            return [g * (1.0 - node * node)]
-        case "exp":
-            return [g * node]
-        case "log":
-            return [g / a[0]]
-        case "sqrt":
-            return [g * 0.5 / node]
-        case "absolute":
-            return [ops.where(a[0] > 0.0, g, ops.where(a[0] < 0.0, -g, 0.0))]
-        case "minimum":
-            return [ops.where(a[0] <= a[1], g, 0.0), ops.where(a[0] <= a[1], 0.0, g)]
-        case "maximum":
-            return [ops.where(a[0] >= a[1], g, 0.0), ops.where(a[0] >= a[1], 0.0, g)]
-        case "where":
-            return [None, ops.where(a[0], g, 0.0), ops.where(a[0], 0.0, g)]
-    return [None] * len(a)  # rounded

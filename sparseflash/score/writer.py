@@ -10,16 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from masks.predicate.expression import (
-    BOOL,
-    INT,
-    REAL,
-    Expression,
-    constant,
-    multiply,
-    walk,
-    whole,
-)
+from masks.predicate.expression import BOOL, INT, REAL, Expression, constant, multiply, walk, whole
 from sparseflash.kernels.common.shapes import LOG2E
 from sparseflash.kernels.portable.capping import capped
 from sparseflash.kernels.portable.score import (
@@ -31,23 +22,22 @@ from sparseflash.kernels.portable.score import (
     spread,
     sums_by_distance,
 )
-from sparseflash.score.rule import Read, Rule, bare, distance_form, reach
+from sparseflash.score.rule import (
+    OPERATIONS,
+    SYMBOLS,
+    Read,
+    Rule,
+    bare,
+    distance_form,
+    operands,
+    reach,
+    symbols,
+)
 
-_INFIX = {
-    "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "less": "<", "less_equal": "<=",
-    "greater": ">", "greater_equal": ">=", "equal": "==", "not_equal": "!=", "and": "&", "or": "|",
-    "xor": "^", "bit_and": "&", "bit_or": "|", "bit_xor": "^",
-}  # fmt: skip
-_CALLS = {
-    "minimum": "tl.minimum", "maximum": "tl.maximum", "absolute": "tl.abs", "where": "tl.where",
-    "exp": "tl.exp", "log": "tl.log", "sqrt": "tl.sqrt", "floor": "tl.floor", "ceil": "tl.ceil",
-}  # fmt: skip
 _GLOBALS = {
     "tl": tl, "capped": capped, "floor_divide": floor_divide, "remainder": remainder,
     "sums_by_distance": sums_by_distance, "band": band, "spread": spread, "fixed": fixed,
 }  # fmt: skip
-_NUMBERS = ("b", "h", "q", "k", "n_q", "n_k")
-_SYMBOLS = (*_NUMBERS, "s", "g", "d", "inverse")
 _OF_TILE = {"q", "k", "s", "g", "d"}
 _INVERSE = Expression("inverse", REAL)  # 1 / scale
 _COSTLY = ("tanh", "exp", "log", "sqrt", "divide", "load")  # kept for the derivatives
@@ -118,61 +108,24 @@ def terms(node: Expression, sign: int = 1) -> list[tuple[int, Expression]]:
     return terms(left, sign) + terms(right, sign if node.op == "add" else -sign)
 
 
-def _leaves(node: Expression) -> list[Expression]:
-    """Return expressions whose product is the node."""
-    return [leaf for arg in node.args for leaf in _leaves(arg)] if node.op == "multiply" else [node]
-
-
 def _split(node: Expression) -> tuple[list[Expression], list[Expression]]:
     """Return expressions whose product is the node: numbers, and tiles."""
-    leaves = _leaves(node)
-    tiles = [leaf for leaf in leaves if symbols(leaf) & _OF_TILE]
-    return [leaf for leaf in leaves if leaf not in {*tiles}], tiles
+    if node.op == "multiply":
+        (numbers, tiles), (more, others) = map(_split, node.args)
+        return numbers + more, tiles + others
+    return ([], [node]) if symbols(node) & _OF_TILE else ([node], [])
 
 
 def _slant(node: Expression) -> Expression | None:
     """Return r of a product of numbers and abs(k - q + r), r being an integer of the call."""
-    _, tiles = _split(node)
-    if len(tiles) == 1 and tiles[0].kind == INT and tiles[0].data == (0, (1,)):
-        (inner,) = tiles[0].args
-        if inner.op == "absolute":
-            (total,) = inner.args
-            factors = dict(zip((arg.op for arg in total.args), total.data[1], strict=True))
+    match _split(node)[1]:
+        case [Expression(data=(0, (1,)), args=(Expression(op="absolute", args=(total,)),))]:
+            factors = {arg.op: f for arg, f in zip(total.args, total.data[1], strict=True)}
             k = factors.get("k", 0)
             if abs(k) == 1 and factors.get("q") == -k and {*factors} <= {"q", "k", "n_q", "n_k"}:
                 rest = {arg: k * factors[arg.op] for arg in total.args if arg.op not in ("q", "k")}
                 return whole(k * total.data[0], rest)
     return None
-
-
-def bounds(node: Expression) -> tuple[float, float]:
-    """Return bounds of a real."""
-    if node.op == "float":
-        return node.data, node.data
-    if (value := constant(node)) is not None:
-        return value, value
-    if node.op == "tanh":
-        return -1.0, 1.0
-    if node.kind == REAL and len(node.args) > 1:
-        (a, b), (c, d) = map(bounds, node.args[-2:])
-        match node.op:
-            case "add":
-                return a + c, b + d
-            case "subtract":
-                return a - d, b - c
-            case "where":
-                return min(a, c), max(b, d)
-            case "minimum":
-                return min(a, c), min(b, d)
-            case "maximum":
-                return max(a, c), max(b, d)
-            case "multiply" if math.inf not in map(abs, (a, b, c, d)):
-                return min(a * c, a * d, b * c, b * d), max(a * c, a * d, b * c, b * d)
-    return -math.inf, math.inf
-
-
-def symbols(node: Expression) -> set[str]:
-    return {part.op for part in walk(node)} & set(_SYMBOLS)
 
 
 def is_tile(node: Expression) -> bool:
@@ -182,7 +135,7 @@ def is_tile(node: Expression) -> bool:
 
 def _nonnegative(x: Expression) -> bool:
     """Whether an integer is surely no less than 0."""
-    if x.op in (*_NUMBERS, "absolute"):
+    if x.op in (*SYMBOLS, "absolute"):
         return True
     if x.op == "sum":
         return min((x.data[0], *x.data[1])) >= 0 and all(map(_nonnegative, x.args))
@@ -229,7 +182,7 @@ class Writer:
             return self.line("raw * scale")
         if node.op == "d":
             return self.distance
-        if node.op in _SYMBOLS:
+        if node.op in (*SYMBOLS, "g", "inverse"):
             return node.op
         if node.op == "sum" and node.data == (0, (1,)):
             return self(node.args[0])
@@ -386,34 +339,27 @@ class Writer:
         return self.line(at or "0")
 
     def _text(self, node: Expression) -> str:
-        args = node.args
+        args = operands(node)
         if node.op == "sum":
             return self._sum(node, self)
         if node.op == "load":
             kind = {INT: "tl.int32", REAL: "tl.float32", BOOL: "tl.int1"}[node.kind]
             at = self.place(node.data, args)
             return f"tl.load(args[{self.score.places[node.data]}] + {at}).to({kind})"
-        if node.kind == BOOL and len(args) == 3 and node.op != "where":
-            args = args[1:]  # of integers that are compared
         if node.op == "tanh":
             return self._tanh(node)
         if node.op in ("multiply", "divide"):
             factor, parts = factors(node)
             if not parts or parts[0] is not node:
-                found = [self.real(p) if p.kind == INT else self(p) for p in parts]
+                found = [*map(self.number, parts)]
                 return " * ".join([*found, repr(factor)] if factor != 1 or not parts else found)
-        names = [self.real(a) if node.kind == REAL and a.kind == INT else self(a) for a in args]
-        if node.op == "not":
-            return f"~{names[0]}"
+        names = [*map(self.number if node.kind == REAL else self, args)]
         if node.op in ("floor_divide", "remainder"):
             if _nonnegative(args[0]) and (constant(args[1]) or 0) > 0:
                 return f"{names[0]} {'//' if node.op == 'floor_divide' else '%'} {names[1]}"
-            return f"{node.op}({names[0]}, {names[1]})"
         if node.op == "divide" and not symbols(args[1]) & {"s", "q", "k", "d"}:  # by one number
             return f"{names[0]} * (1.0 / {names[1]})"
-        if node.op in _INFIX:
-            return f"{names[0]} {_INFIX[node.op]} {names[1]}"
-        return f"{_CALLS[node.op]}({', '.join(names)})"
+        return OPERATIONS[node.op].triton.format(*names)
 
     def amplified(self, node: Expression, factor: float) -> None:
         """Write x = factor * tanh and unit = 1 for a forward, x = tanh for a backward, and know the
@@ -447,7 +393,7 @@ class Writer:
             if node.op == "sum":
                 text = self._sum(node, self.real)
             elif node.op in ("absolute", "minimum", "maximum"):
-                text = f"{_CALLS[node.op]}({', '.join(map(self.real, node.args))})"
+                text = OPERATIONS[node.op].triton.format(*map(self.real, node.args))
             else:
                 text = f"tl.cast({self(node)}, tl.float32)"
             self.reals[node] = self.line(text)

@@ -16,7 +16,8 @@ import masks
 import sparseflash
 from sparseflash.testing import make_qkv
 from tests.gpu_calls import GPU, HOPPER, IS_HOPPER, captured
-from tests.sparseflash.score.cases import CASES, oracle, tables_of
+from tests.sparseflash.score.cases import CASES, results
+from tests.sparseflash.score.cases import check as check_case
 
 pytestmark = GPU
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,71 +32,10 @@ MASKS = (
 )
 
 
-def call(
-    name, sizes, mask, dtype, kv_heads=None, head_dim=64, v_head_dim=None, seed=0,
-    backends=("triton",), **options,
-):  # fmt: skip
-    """Return the results and gradients of a call, and those of the oracle, for each backend."""
-    case, (b, h, n, m) = CASES[name], sizes
-    q, k, v = make_qkv(
-        b, h, n, m, head_dim, kv_heads=kv_heads, v_head_dim=v_head_dim, dtype=dtype,
-        device=DEVICE, requires_grad=True,
-    )  # fmt: skip
-    tables = tables_of(case, sizes, dtype if seed % 2 else torch.float32, seed)
-    on_gpu = {k: t.detach().to(DEVICE).requires_grad_(t.requires_grad) for k, t in tables.items()}
-    sink = torch.randn(h, device=DEVICE).requires_grad_() if options.pop("sink", False) else None
-    score = sparseflash.score(case.fn)
-    outputs = [
-        sparseflash.attention(
-            q, k, v, mask, score=score(**on_gpu), return_lse=True, seed=seed, backend=backend,
-            sink=sink, **options,
-        )
-        for backend in backends
-    ]  # fmt: skip
-    inputs = [t for t in (q, k, v, sink, *on_gpu.values()) if t is not None and t.requires_grad]
-    allowed = None if mask is None else mask.build(n, m, 16, heads=h, batch=b).to_dense()
-    allowed = None if allowed is None else torch.from_numpy(allowed)
-    copies = [None if t is None else t.detach().cpu().requires_grad_() for t in (q, k, v, sink)]
-    of_oracle = [*filter(torch.is_tensor, copies), *(t for t in tables.values() if t.requires_grad)]
-    wanted = oracle(
-        *copies[:3], allowed, case.fn, (*score.places, *score.names), tables, copies[3],
-        options.get("dropout_p", 0.0), seed,
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
-    weights = [
-        torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype).double()
-        for t in (x.detach().cpu() for x in outputs[0])
-    ]
-    results = []
-    for found in outputs:
-        # A backward reads the output as it is stored: its rounding enters every row's delta, and
-        # that of a sum over many pairs can exceed the sum. The oracle's delta has it too: the
-        # gradient of the LSE is P.
-        rounding = (weights[0] * (found[0].detach().cpu().double() - wanted[0].detach())).sum(-1)
-        pair = []
-        for outs, xs in ((found, inputs), (wanted[:2], of_oracle)):
-            loss = sum(
-                (w.to(x.device) * x.double().masked_fill(x.isinf(), 0.0)).sum()
-                for w, x in zip(weights, outs, strict=True)
-            )
-            if outs is not found:
-                loss -= (rounding * outs[1].masked_fill(outs[1].isinf(), 0.0)).sum()
-            pair.append([*outs, *torch.autograd.grad(loss, xs, retain_graph=True)])
-        results.append(pair)
-    return results
-
-
 def check(name, sizes, mask, dtype, **options):
-    results = call(name, sizes, mask, dtype, **options)
-    for backend, pair in zip(options.get("backends", ("triton",)), results, strict=True):
-        for i, (x, y) in enumerate(zip(*pair, strict=True)):
-            x, y = x.detach().cpu().double(), y.detach().double()
-            what = f"result {i} of {name} on {backend}"
-            assert torch.equal(x.isinf(), y.isinf()), what
-            error = (x - y).masked_fill(y.isinf(), 0.0).norm()
-            scale = max(1.0, float(y.masked_fill(y.isinf(), 0.0).norm()))
-            limit = LIMITS[dtype] * scale
-            assert error <= limit, f"{what}: error {error:.3g} above {limit:.3g}"
+    more = {"backends": ["triton"], "device": DEVICE, "head_dim": 64, "limit": LIMITS[dtype]}
+    tables = dtype if options.get("seed", 0) % 2 else torch.float32
+    check_case(CASES[name], sizes, mask, dtype=dtype, tables=tables, **more | options)
 
 
 def widest(name):
@@ -178,7 +118,7 @@ def test_far_pairs_take_one_entry(backend, fixed):
         score = sparseflash.score_rules.relative(20)(bias=bias)
         qkv = [x.detach().to(wide).requires_grad_() for x in given]
         out = sparseflash.attention(*qkv, mask, score=score, backend=backend_)
-        wanted = qkv if fixed or dtype != torch.float32 else [*qkv, bias]
+        wanted = qkv if fixed else [*qkv, bias]
         found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
     for x, y in zip(*found, strict=True):
         assert (x - y).norm() <= LIMITS[dtype] * y.norm()
@@ -187,8 +127,9 @@ def test_far_pairs_take_one_entry(backend, fixed):
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_have_the_same_bits(name, backend):
     def run():
-        more = {"deterministic": True, "backends": (backend,)}
-        return call(name, (2, 4, 150, 150), MASKS[1], torch.bfloat16, seed=3, **more)[0][0]
+        more = {"deterministic": True, "backends": [backend], "device": "cuda", "head_dim": 64}
+        more |= {"dtype": torch.bfloat16, "seed": 3}
+        return results(CASES[name], (2, 4, 150, 150), MASKS[1], **more)[0][0]
 
     first = run()
     for _ in range(5):

@@ -16,7 +16,7 @@ from sparseflash.kernels.common.versions import untested
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, ScheduleFacts
 from sparseflash.schedule.tile_lists import indivisible
-from sparseflash.score.rule import is_paired, is_singular
+from sparseflash.score.rule import rule_of
 
 name = "hopper"
 
@@ -37,9 +37,9 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         kind = "deterministic backward" if options.deterministic else "backward of a score"
         return f"its {kind} holds head dims up to 128, not {widest}"
     if direction == "backward" and options.score:
-        if widest > 64 and is_paired(options.score):
+        if widest > 64 and rule_of(options.score).paired:
             return f"its backward reads tables by key or pair up to head dim 64, not {widest}"
-        if is_singular(options.score):
+        if rule_of(options.score).singular:
             return "its backward takes no score functions that may be infinite for a score of 0"
     for tensor, (shape, strides) in problem.layouts.items():
         if tensor in problem.misaligned:

@@ -171,7 +171,10 @@ class Backward:
         if self.portable is None:
             dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)
             return Gradients(dq, dk, dv, dsink, (None,) * len(saved.terms.tables))
-        delta, lse_log2, _ = self.portable.rows(dout, dlse, saved)
+        delta, score = neg_delta, self.portable.score
+        assert score is not None
+        if dq_sum is None or score.added:
+            delta, lse_log2, _ = self.portable.rows(dout, dlse, saved)
         if dq_sum is None:
             dq, sums = self.portable.queries(dout, delta, lse_log2, saved, walk)
         else:

@@ -25,7 +25,7 @@ from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, ScheduleFacts, TileLists
 from sparseflash.schedule.tile_lists import tile_entries
 from sparseflash.schedule.tile_spec import TileSpec
-from sparseflash.score.rule import is_paired
+from sparseflash.score.rule import rule_of
 
 
 class Forward:
@@ -135,7 +135,7 @@ def forward_tiles_for(
     given = problem.head_dim, problem.head_dim_v, block_q, problem.n_q, twins
     usual, tall = forward_tiles(*given), forward_tiles(*given, tall=True)
     if problem.options.score:  # a third consumer has no registers for it
-        return usual._replace(minor=64) if is_paired(problem.options.score) else usual
+        return usual._replace(minor=64) if rule_of(problem.options.score).paired else usual
     if usual == tall or problem.options.dropout_p or (facts is not None and schedule is None):
         return usual  # with dropout a third consumer would spill
     most, least = (_most_queries(tiles, problem, sms) for tiles in (tall, usual))

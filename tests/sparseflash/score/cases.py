@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import sparseflash
 from sparseflash.dropout import keep_mask, keep_scale
+from sparseflash.testing import make_qkv
 
 W = 4  # of a window of 2-D positions
 
@@ -128,3 +130,73 @@ def oracle(
             keep = torch.nn.functional.pad(keep, (0, 1), value=True)
         p = p * keep * keep_scale(dropout_p)
     return p @ v, lse.masked_fill(empty, -math.inf).squeeze(-1), largest
+
+
+def results(
+    case: Case, sizes: tuple[int, int, int, int], mask: Any = None, backends: Any = ("cpu",), *,
+    dtype: torch.dtype = torch.float64, tables: torch.dtype | None = None, seed: int = 0,
+    kv_heads: int | None = None, head_dim: int = 8, v_head_dim: int | None = None,
+    sink: bool = False, device: str = "cpu", **options: Any,
+) -> list[tuple[list[Tensor], list[Tensor]]]:  # fmt: skip
+    """Return the results of a call and all its gradients by each backend, and those of the oracle.
+
+    tables: their dtype, by default that of q.
+    """
+    b, h, n, m = sizes
+    q, k, v = make_qkv(
+        b, h, n, m, head_dim, kv_heads=kv_heads, v_head_dim=v_head_dim, dtype=dtype, device=device,
+        requires_grad=True,
+    )  # fmt: skip
+    given, score = tables_of(case, sizes, tables or dtype, seed), sparseflash.score(case.fn)
+    moved = {
+        name: t.detach().to(device).requires_grad_(t.requires_grad) for name, t in given.items()
+    }
+    sinks = torch.randn(h, device=device).requires_grad_() if sink else None
+    options = {"return_lse": True, "seed": seed} | options
+    found = [
+        sparseflash.attention(
+            q, k, v, mask, score=score(**moved), backend=backend, sink=sinks, **options
+        )
+        for backend in backends
+    ]
+    copies = [None if t is None else t.detach().cpu().requires_grad_() for t in (q, k, v, sinks)]
+    allowed = None if mask is None else mask.build(n, m, 16, heads=h, batch=b).to_dense()
+    exact = oracle(
+        *copies[:3], None if allowed is None else torch.from_numpy(allowed), case.fn,
+        (*score.places, *score.names), given, copies[3], options.get("dropout_p", 0.0), seed,
+    )[: len(found[0])]  # fmt: skip
+    inputs, of_oracle = (
+        [t for t in tensors if t is not None and t.requires_grad]
+        for tensors in ((q, k, v, sinks, *moved.values()), (*copies, *given.values()))
+    )
+    generator = torch.Generator().manual_seed(seed)
+    weights = [
+        torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype).double()
+        for t in (x.detach().cpu() for x in found[0][:2])
+    ]
+
+    def with_gradients(outs: Any, xs: list[Tensor], loss: Any = 0.0) -> list[Tensor]:
+        for w, x in zip(weights, outs, strict=False):
+            loss = loss + (w.to(x.device) * x.double().masked_fill(x.isinf(), 0.0)).sum()
+        return [*outs, *torch.autograd.grad(loss, xs, retain_graph=True)]
+
+    made = []
+    for outs in found:
+        # A backward reads the output as it is stored: its rounding enters every row's delta, and
+        # that of a sum over many pairs can exceed the sum. The oracle's delta has it too: the
+        # gradient of the LSE is P.
+        rounding = (weights[0] * (outs[0].detach().cpu().double() - exact[0].detach())).sum(-1)
+        late = -(rounding * exact[1].masked_fill(exact[1].isinf(), 0.0)).sum()
+        made.append((with_gradients(outs, inputs), with_gradients(exact, of_oracle, late)))
+    return made
+
+
+def check(case: Case, *call: Any, limit: float = 1e-12, **options: Any) -> None:
+    """Compare `results`: the errors, in the norm of what is right or of 1, are below `limit`."""
+    for backend, (found, wanted) in enumerate(results(case, *call, **options)):
+        for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
+            x, y = x.detach().cpu().double(), y.detach().double()
+            same = x == y  # infinite ones as well
+            error = (x - y).masked_fill(same, 0.0).norm()  # NaN is no smaller than any limit
+            most = limit * max(1.0, float(y.masked_fill(y.isinf(), 0.0).norm()))
+            assert error <= most, f"result {i} of backend {backend}: {error:.3g} above {most:.3g}"

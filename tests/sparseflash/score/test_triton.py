@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -11,14 +12,15 @@ import sparseflash
 from sparseflash.score import function
 from sparseflash.score.by_triton import kernel_score
 from sparseflash.testing import make_qkv
+from tests import capping_cases
 from tests.op_cases import INTERPRETED
-from tests.sparseflash.score.cases import CASES, Case, tables_of
-from tests.sparseflash.score.test_score import check
+from tests.sparseflash.score.cases import CASES, Case, check, tables_of
 
 pytestmark = INTERPRETED
 
+RAGGED = masks.causal(align="bottom_right") | masks.global_tokens(20)
 SCATTERED = masks.local(24) | masks.where(lambda q, k: (q * 7 + k * 3) % 11 == 0)
-FLOAT = {"dtype": torch.float32, "tables": torch.float32, "limit": 3e-5}
+FLOAT = {"backends": ["triton"], "dtype": torch.float32, "limit": 3e-5}
 
 
 @pytest.fixture(autouse=True)
@@ -30,16 +32,36 @@ def seed():
 def test_results_and_gradients(name):
     """Ragged lengths of one tile and more; heads that share keys; masks, dropout and sinks."""
     case = CASES[name]
-    check(case, "triton", (1, 2, 40, 70), kv_heads=1, **FLOAT)
-    check(case, "triton", (2, 1, 100, 100), SCATTERED, **FLOAT)
-    more = {"dropout_p": 0.3, "seed": 5, "sink": torch.randn(2, requires_grad=True)}
-    check(case, "triton", (1, 2, 70, 133), masks.causal(), kv_heads=1, **FLOAT, **more)
+    check(case, (1, 2, 40, 70), kv_heads=1, return_max_scores=True, **FLOAT)
+    check(case, (2, 1, 100, 100), SCATTERED, **FLOAT)
+    more = {"dropout_p": 0.3, "seed": 5, "sink": True}
+    check(case, (1, 2, 70, 133), masks.causal(), kv_heads=1, **FLOAT, **more)
+
+
+def test_capped_numbers():
+    for largest, cap in product(capping_cases.LARGEST, capping_cases.CAPS):
+        capping_cases.check(largest, cap, False, "cpu")
+    capping_cases.check_what_is_not_finite(False, "cpu")
+
+
+@pytest.mark.parametrize(
+    "cap, factor, maxima",
+    [(1e-30, 8, False), (8, 8, False), (8, 8, True), (50, 20, False), (1e30, 8, False),
+     (200, 480, False)],
+)  # fmt: skip
+def test_caps(cap, factor, maxima):
+    """Of scores far beyond it, and below; without running maxima up to 50; that in base 2, or at
+    all, are no float32; whose exponentials are none.
+    """
+    case = Case(lambda s: cap * torch.tanh(s * factor / cap), lambda *sizes: {})
+    for sink in (False, True):
+        more = {"limit": 1e-3 if cap == 200 else 1e-4, "return_max_scores": maxima, "sink": sink}
+        check(case, (1, 2, 70, 90), RAGGED, kv_heads=1, **FLOAT | more)
 
 
 def test_low_precision_of_inputs_and_tables():
     for name in ("all", "relative"):
-        more = {"dtype": torch.float16, "tables": torch.float16, "limit": 1e-2}
-        check(CASES[name], "triton", (1, 2, 70, 90), **more)
+        check(CASES[name], (1, 2, 70, 90), **FLOAT | {"dtype": torch.float16, "limit": 1e-2})
 
 
 def test_tables_of_more_than_2_31_entries(monkeypatch):
@@ -52,7 +74,7 @@ def test_tables_of_more_than_2_31_entries(monkeypatch):
         assert "tl.int64" in inspect.getsource(kernel_score(text).score.fn)
         with monkeypatch.context() as patch:
             patch.setattr(function, "_text", lambda *_, text=text: text)
-            check(case, "triton", (1, 2, 30, 40), **FLOAT)
+            check(case, (1, 2, 30, 40), **FLOAT)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +169,7 @@ def test_several_reads_of_one_table_and_none():
         return s * t[h, 0] + t[h, q // 9] + t[h, k] - t[h, abs(q - k)] * t[h, (q * k) % 13]
 
     case = Case(fn, lambda b, h, n, m: {"t": (h, max(n, m))})
-    check(case, "triton", (1, 2, 70, 70), **FLOAT)
+    check(case, (1, 2, 70, 70), **FLOAT)
     q, k, v = make_qkv(1, 1, 20, 20, 16)
     t = [torch.ones(3).requires_grad_() for _ in "ab"]
     score = sparseflash.score(lambda s, x, y, h: torch.floor(s) * 0.5 + x[h])(x=t[0], y=t[1])
