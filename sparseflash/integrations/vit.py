@@ -67,7 +67,8 @@ def _check(layer: Any) -> None:
     except Exception as error:
         raise ValueError(
             f"{type(layer).__name__} is not plain softmax attention of queries, keys and values:"
-            " put sparseflash.BlockSparseAttention into the layers"
+            " put sparseflash.BlockSparseAttention into the layers, which takes a bias such as that"
+            " of Swin and BEiT as score=sparseflash.score_rules.swin(rows, columns)(bias=table)"
         ) from error
     finally:
         layer.train(training)

@@ -95,8 +95,6 @@ def gather(total: Tensor, place: Tensor, part: Tensor, *, alone: bool = False) -
 
     alone: whether no entry has two of the places.
     """
-    if part.ndim > place.ndim:
-        place = place.reshape((1,) * (part.ndim - place.ndim) + place.shape)
     part = part.expand(torch.broadcast_shapes(part.shape, place.shape))
     part = part.sum_to_size(place.shape)  # pairs that share the entry for certain
     place, part, total = place.flatten(), part.flatten().to(total.dtype), total.view(-1)
