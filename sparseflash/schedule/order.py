@@ -42,7 +42,7 @@ def ordered(
     elif n[:, (tiles + 1) // 2 :].sum() > n[:, : tiles // 2].sum():
         tile, begin, n, n_partial = (x.flip(-1) for x in (tile, begin, n, n_partial))
 
-    limit = max(16, -(-total // (2 * sms)))
+    limit = _limit(total, sms)
     few = 2 * tiles * slices * copies < sms
     split = (n > 1.5 * limit) & ((n > 2 * mean) | few)
     parts = torch.where(split, (n + limit - 1) // limit, 1)
@@ -50,38 +50,48 @@ def ordered(
     items = _parts(tile, begin, n, n_partial, parts, torch.where(split, _before(slots), -1))
     merge = _merge(tile, split, _before(slots), parts)
 
-    length = items[..., 2]
-    n_long = 0
-    if int(length.max()) * sms * 8 > total:
-        n_long = int((length > 2 * mean).sum(1).max())
-    return Work(_lead(items, n_long), merge, n_long, int(slots.sum(1).max()))
+    return _led(items, merge, slots, mean, total, sms)
 
 
-def banded(begin: Tensor, n: Tensor, n_partial: Tensor) -> Work:
+def banded(begin: Tensor, n: Tensor, n_partial: Tensor, copies: int, sms: int) -> Work:
     """Items of tiles (slices, tiles, bands) whose lists are cut: all tiles of a band run before the
     next band, in the order of their lengths. A tile with entries in several bands is split.
+
+    Items that are far longer than the others are split and run first as those of `ordered`.
     """
     _, tiles, bands = n.shape
     there = n > 0
     there[..., 0] |= ~there.any(2)  # a tile of nothing has an item too
-    parts = there.sum(2)
+    total = int(n.sum()) * copies
+    mean = total / copies / int(there.sum())
+    limit = _limit(total, sms)
+    cut = there * torch.where((n > 1.5 * limit) & (n > 2 * mean), (n + limit - 1) // limit, 1)
+    parts = cut.sum(2)
     split = parts > 1
     first = _before(parts * split)
-    slot = torch.where(split[..., None], first[..., None] + _before(there.long()), -1)
+    slot = torch.where(split[..., None], first[..., None] + _before(cut), -1)
     tile = torch.arange(tiles, device=n.device)[:, None].expand_as(n)
-    # the items are the columns of a table; what is not there goes to its end
-    longest = n.max() + 1
-    place = torch.arange(bands, device=n.device) * longest - n
-    place = torch.where(there, place, bands * longest).flatten(1)
-    order = place.argsort(dim=1, stable=True)[:, : int(parts.sum(1).max())]
-    items = torch.zeros(*order.shape, 8, dtype=torch.int32, device=n.device)
-    absent = ~there.flatten(1).gather(1, order)
-    for column, value in enumerate((tile, begin, n, n_partial, slot)):
-        nothing = 0 if 0 < column < 4 else -1
-        value = value.flatten(1).gather(1, order).masked_fill(absent, nothing)
-        items[..., column] = value.int()
+    place = torch.arange(bands, device=n.device) * (n.max() + 1) - n
+    order = place.flatten(1).argsort(dim=1, stable=True)
+    lines = tile, begin, n, n_partial, cut, slot
+    items = _parts(*(x.flatten(1).gather(1, order) for x in lines))
     merge = _merge(tile[..., 0], split, first, parts)
-    return Work(items, merge, 0, int((parts * split).sum(1).max()))
+    return _led(items, merge, parts * split, mean, total, sms)
+
+
+def _limit(total: int, sms: int) -> int:
+    """Return the entries above which a tile may be split."""
+    return max(16, -(-total // (2 * sms)))
+
+
+def _led(items: Tensor, merge: Tensor, slots: Tensor, mean: float, total: int, sms: int) -> Work:
+    """Return the work, with items of more than twice the mean first if one as long could outlast
+    the rest.
+    """
+    length, n_long = items[..., 2], 0
+    if int(length.max()) * sms * 8 > total:
+        n_long = int((length > 2 * mean).sum(1).max())
+    return Work(_lead(items, n_long), merge, n_long, int(slots.sum(1).max()))
 
 
 def _before(counts: Tensor) -> Tensor:

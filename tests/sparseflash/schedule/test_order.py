@@ -73,6 +73,22 @@ def test_every_band_runs_before_the_next(cut):
     assert all(a[1] < b[0] for a, b in pairwise(ends))
 
 
+def test_a_column_far_longer_than_the_others_runs_before_the_bands(monkeypatch):
+    """One that began with the last band would end long after all others."""
+    monkeypatch.setattr(module, "_WORTH", 1)
+    n = 2048
+    column = np.arange(n)
+    dense = (abs(column[:, None] - column) < 100) | (column < 40)
+    schedule = scheduled(dense[None, None], 64, 1, 1)
+    options = {"major": 64, "minor": 64, "traffic": 40 * TRAFFIC, "sms": 8}
+    lists = check(schedule, dense[None, None], "cols", 1, 8, 1, **options)
+    items = lists.items[0]
+    assert lists.n_parts > 2 * len(lists.merge[0]) > 0  # several bands
+    assert lists.n_long >= 4 and (items[: lists.n_long, 0] == 0).all()
+    length = items[lists.n_long :, 2]
+    assert (length <= 2 * length.double().mean()).all()
+
+
 def test_tiles_with_entries_in_one_band_are_whole(cut):
     """Some tiles have entries in the first half alone, one in none."""
     rng = np.random.default_rng(0)
