@@ -172,10 +172,11 @@ def attention(
             q, k, v = autocast(q, k, v)
             return _reduced(q, k, v, mask, call)
     q, k, v = autocast(q, k, v)
-    tensors = NO_TERMS
+    tensors, given = NO_TERMS, ()
     if sink is not None or score is not None:
         tensors = term_tensors(sink, score, q, k, v)
-    if not plain(q, k, v, *filter(torch.is_tensor, tensors.flat)):
+        given = filter(torch.is_tensor, tensors.flat)
+    if not plain(q, k, v, *given):
         request = request_of(q, k, v, mask, options, tensors)
         return call_operator(request, seed).asked(return_lse)
     plan, q, k, v, schedule = plan_of_call(q, k, v, mask, options, tensors)
