@@ -154,7 +154,7 @@ def _refined(schedule: Schedule, spec: TileSpec) -> TileLists:
     slices = schedule.batch * list_heads
     lines = [x.view(slices, spec.n_tiles, bands) for x in (begin, n, n_partial)]
     if bands > 1:
-        work = banded(*lines, spec.copies(slices), spec.sms)
+        work = banded(*lines, copies=spec.copies(slices), sms=spec.sms)
     else:
         lines = [x[..., 0] for x in lines]
         work = ordered(*lines, spec.copies(slices), spec.sms, falling=falling)
