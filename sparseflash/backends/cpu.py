@@ -51,8 +51,6 @@ name = "cpu"
 def unsupported(problem: Problem, direction: Direction) -> str | None:
     if problem.device.type != "cpu":
         return f"it runs on CPU tensors, not on {problem.device}"
-    if problem.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        return f"it needs float32, float64, bfloat16 or float16, not {problem.dtype}"
     return None
 
 

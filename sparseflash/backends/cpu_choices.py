@@ -73,8 +73,6 @@ def _fits(
         return False
     if terms.sink is not None or q.shape[3] != v.shape[3]:
         return False
-    if not (q.numel() and k.numel()):
-        return False
     if schedule is None:
         return True
     lists = schedule.rows

@@ -13,14 +13,14 @@ R = TypeVar("R")
 
 
 def twin(
-    room: str, schema: str = "", shapes: Callable[..., object] | None = None
+    room: str, schema: str, shapes: Callable[..., object] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function in plain torch whose kernels have its name in `sparseflash.ROOM.kernels`.
 
     They run where the first argument, or its first element, is on an NVIDIA GPU. `__wrapped__` is
     the plain function.
 
-    schema: makes a torch.library operator of it, so that a compiled function has the same kernels.
+    schema: of the torch.library operator, so that a compiled function has the same kernels.
     shapes: makes results of the right shapes and types, for the compiler; by default `plain`.
     """
 
@@ -32,8 +32,6 @@ def twin(
             chosen: Any = getattr(kernels_of(room), name) if on_nvidia(first) else plain
             return chosen(*given)
 
-        if not schema:
-            return cast(Callable[P, R], wraps(plain)(run))
         torch.library.define(f"sparseflash::{name}", schema)
         torch.library.impl(f"sparseflash::{name}", ("CPU", "CUDA"))(run)
         torch.library.register_fake(f"sparseflash::{name}")(shapes or plain)
