@@ -280,6 +280,8 @@ def selectors(rank: int, world: int) -> None:
         agree(heads, padded.on(heads), padded.want, 1e-11, "lengths")
         with pytest.raises(ValueError, match="head to head"):
             heads.with_mask(mine)
+        assert "chooses at each call" in heads.explain()
+        assert heads.with_mask(mask := masks.local(9)) is heads.with_mask(mask)
     with pytest.raises(ValueError, match="block_size=64"):
         cp.with_mask(select.top_k(3, block_size=64))
     with pytest.raises(ValueError, match="summary"):
@@ -345,6 +347,16 @@ def refused(rank: int, world: int) -> None:
         context_parallel(None, mask, 256, block_size=SIZE, owner="nobody")
     with refuses("owner", "16"):
         context_parallel(None, mask, 256, block_size=SIZE, owner=np.zeros(3, int))
+    with refuses("route", "1 < 2"):
+        context_parallel(None, mask, 256, heads=4, kv_heads=1, route="heads")
+    with refuses("mesh", "(rank, ranks)"):
+        context_parallel((rank,), mask, 256)
+    with refuses("heads=", "per_head"):
+        context_parallel(None, masks.random_blocks(0.5, block=16, per_head=True), 256)
+    with refuses("255 x 255", "256 tokens"):
+        context_parallel(None, mask.build(255), 256)
+    with refuses("block_size=(48, 112)", "256"):
+        context_parallel(None, select.top_k(1, block_size=(48, 112)), 256, heads=4)
     with refuses("16 blocks", "take smaller"):
         masks.causal().partition(256, 17, 16)
     cp = context_parallel(None, mask, 256, heads=4, kv_heads=2, block_size=SIZE)
@@ -363,6 +375,11 @@ def refused(rank: int, world: int) -> None:
         sparseflash.attention(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], cp)
     with refuses("200", "256"):
         cp.shard(torch.zeros(1, 200))
+    with refuses("200", "128"):
+        cp.unshard(torch.zeros(1, 200))
+    pair = context_parallel(None, by_sequence(256), 256, heads=4, kv_heads=2)
+    with refuses("batch 1", "2"):
+        sparseflash.attention(q, k, v, pair)
     with refuses("ranks [1]"):  # the first call: another scale
         sparseflash.attention(q, k, v, cp, scale=1.0 + rank)
 
@@ -428,6 +445,8 @@ def meshes(rank: int, world: int) -> None:
     assert torch.equal(other.positions(), cp.positions())
     with pytest.raises(ValueError, match="key heads"):
         context_parallel(mesh, causal, n, heads=heads, kv_heads=1, block_size=SIZE)
+    with pytest.raises(ValueError, match="takes a mask, not the selector"):
+        context_parallel(mesh, select.top_k(2, block_size=SIZE), n, heads=heads)
     torch.manual_seed(rank)  # the ranks agree on a seed
     q = torch.randn(1, heads, cp.tokens, DIM)
     assert sparseflash.attention(q, q[:, :3], q[:, :3], cp, dropout_p=0.5).isfinite().all()
@@ -572,6 +591,8 @@ def models(rank: int, world: int) -> None:
     for p, grad in zip(model.parameters(), exact, strict=True):
         dist.all_reduce(p.grad)
         assert p.grad is not None and close(p.grad, grad, 1e-9)
+    with pytest.raises(ValueError, match="padding, a"):
+        model(**own, attention_mask=torch.arange(cp.tokens)[None] > 9)
     with pytest.raises(ValueError, match="position_ids"):
         model(own["input_ids"], position_ids=own["position_ids"] + 1)
 

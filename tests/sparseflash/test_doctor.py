@@ -41,6 +41,15 @@ def test_a_wrong_result_fails(part, monkeypatch, capsys):
     assert report.count("FAILED cpu, ") == 3 and "please report" in report
 
 
+def test_an_error_is_reported_and_fails(monkeypatch, capsys):
+    def broken(*given, **options):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(doctor, "attention", broken)
+    assert doctor.main(["--device", "cpu"]) == 1
+    assert "FAILED cpu, dense: RuntimeError: no such kernel" in capsys.readouterr().out
+
+
 class Skewed(torch.autograd.Function):
     """The identity with a gradient that is one percent too large."""
 

@@ -179,6 +179,20 @@ def test_lengths(padding):
     torch.testing.assert_close(found, expected(cross, x[:, :30], x[:, :90], allowed=keys))
 
 
+def test_it_shows_what_it_was_made_with():
+    made = make(kv_heads=2, dropout=0.1, mask=masks.local(7), rotary=Rotary(500.0, 0.5))
+    for part in ("dim=24", "kv_heads=2", "dropout=0.1", "local(7)", "base=500.0, fraction=0.5"):
+        assert part in repr(made)
+
+
+def test_max_scores_of_a_batch_that_vmap_maps():
+    layer, x = make(keep_max_scores=True), tokens(batch=4)
+    torch.testing.assert_close(torch.vmap(layer)(x.view(2, 2, N, DIM)).flatten(0, 1), layer(x))
+    wanted = layer.max_scores
+    torch.vmap(layer)(x.view(2, 2, N, DIM))
+    torch.testing.assert_close(layer.max_scores, wanted)
+
+
 def test_dropout_is_for_training():
     layer, x = make(dropout=0.5), tokens()
     torch.manual_seed(3)
@@ -229,6 +243,7 @@ REFUSED = [
     ({"heads": 5}, "dim is 24, .* heads, 5"),
     ({"kv_heads": 3}, "kv_heads is 3; it must divide heads, 4"),
     ({"dropout": 1.0}, r"dropout is 1.0; it must be a number in \[0, 1\)"),
+    ({"padding": "keep"}, "padding is 'keep'; choose one of"),
     ({"rotary": True}, r"rotary is True; pass a module such as Rotary\(\)"),
     ({"mask": [masks.causal()] * 4}, r"mask is a list; .* \(masks.heads makes one mask"),
     ({"mask": "layers(local(3), dense())"}, r"differs from layer to layer; pass layer="),
@@ -243,18 +258,23 @@ def test_arguments_are_refused(options, message):
 
 
 LAYER, OF_BLOCKS, X = make(), make(mask=masks.local(3).build(128)), tokens()
+PICKED, CHOOSING = select.top_k(1)(X[:, None], X[:, None]), make(mask=select.top_k(1))
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
         (lambda: LAYER(X[0]), r"x has shape \(40, 24\); it must be \(batch, N, 24\)"),
+        (lambda: LAYER(X.tolist()), "x is a list; pass a torch tensor"),
         (lambda: LAYER(X, context=X[:1]), r"context has shape .* must be \(2, N, 24\)"),
         (lambda: LAYER(X, lengths=[1]), "one for each sequence"),
         (lambda: make(padding="skip")(X, lengths=[1, 2]), "padding is skip.* 40 queries"),
+        (lambda: LAYER.plan([], 128), r"lengths is \[\]; give that of one sequence"),
+        (lambda: CHOOSING.plan(PICKED, N), r"the mask is top_k\(1\); with a packed mask"),
         (lambda: LAYER.plan([3, 4], 100), "with 100 queries"),
         (lambda: OF_BLOCKS.plan([3], 100), "None, a Mask or a BlockMask.* multiple of 128"),
         (lambda: Rotary(base=1.0), "base is 1.0"),
+        (lambda: Rotary(fraction=0), "fraction is 0"),
         (lambda: Rotary(fraction=0.5)(torch.ones(1, 2, 1, 6)), "turns 3 of 6 features"),
         (lambda: Rotary()(torch.ones(4, 4, 6)), r"x is torch.float32 of shape \(4, 4, 6\); pass"),
     ],

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -88,6 +89,15 @@ def ranks(rank: int, world: int) -> None:
             raise AssertionError(f"{options} ran")
     lengths = [40, 13, 0, 25]
     check_attention(mesh, Shard(0), Shard(0), lengths=lengths)
+    check_attention(mesh, Shard(1), Shard(1), None)
+    torch.manual_seed(rank)  # the ranks agree on a seed
+    q = distribute_tensor(torch.ones(2, 2, 40, 8), mesh, [Shard(0)])
+    out = full(attention(q, q, q, dropout_p=0.5))
+    first = out.clone()
+    torch.distributed.broadcast(first, 0)
+    assert torch.equal(first, out) and not torch.equal(out, torch.ones_like(out))
+    with pytest.raises(ValueError, match="k is not: distribute k as q is"):
+        attention(q, q.to_local(), q)
     check_attention(mesh, Shard(1), Shard(1), lengths=torch.tensor(lengths))
     check_attention(mesh, Shard(2), Replicate())
     check_attention(mesh, Shard(1), Replicate(), PER_HEAD)

@@ -82,6 +82,15 @@ def test_a_query_without_a_finite_score_is_empty_in_a_dense_call():
     assert lse[0, 0, 3] == -math.inf and not out[0, 0, 3].any() and lse.isfinite().sum() == 63
 
 
+def test_a_nan_in_a_cotangent_stays_in_its_row_of_a_dense_call():
+    q, k, v = make_qkv(1, 1, 64, 64, 16, requires_grad=True)
+    dout = torch.randn(q.shape)
+    dout[0, 0, 3, 5] = math.nan
+    dq, _, dv = torch.autograd.grad(attention(q, k, v, backend="cpu"), (q, k, v), dout)
+    assert dq[0, 0, 3].isnan().all() and dq.isfinite().sum() == 63 * 16
+    assert dv[..., 5].isnan().all() and dv.isfinite().sum() == 64 * 15
+
+
 @pytest.mark.parametrize("outer, kv_heads", [((), 1), ((4,), 2), ((3, 1), 4), ((3, 4), 1)])
 def test_masks_that_differ_with_shared_keys(outer, kv_heads):
     array = np.random.default_rng(0).random((*outer, 100, 80)) < 0.2

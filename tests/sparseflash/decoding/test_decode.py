@@ -244,6 +244,7 @@ def test_gradients_are_refused():
         ({"block_table": TABLE}, r"with a block_table 64 heads, and q 4.*or no block_table for"),
         (PAGED | {"block_table": TABLE.long()}, r"block_table is torch.int64 of shape \(2, 4\)"),
         (PAGED | {"block_table": TABLE.expand(2, 4).T.contiguous().T}, "its columns side by side"),
+        (PAGED | {"v": pages(5)}, r"v \(5, 16, 2, 32\); all but the head dim"),
         (PAGED | {"k": pages()[0]}, r"k has shape \(16, 2, 32\).*pages, page size, heads"),
     ],
 )
@@ -285,6 +286,18 @@ def test_it_compiles_into_one_graph(mask, fresh_dynamo):
     for lengths in (options["lengths"], options["lengths"].flip(0)):
         for a, b in zip(compiled(q, k, v, lengths), call(q, k, v, lengths), strict=True):
             assert torch.equal(a, b) or a.isnan().any()
+
+
+def test_a_subclass_of_tensors_has_the_same_result():
+    q, k, v = small()
+    for mask in (None, LISTED, select.top_k(1, block_size=16)(q, k)):
+        wanted = sparseflash.decode(q, k, v, mask, backend="cpu")
+        found = sparseflash.decode(q.as_subclass(Named), k, v, mask, backend="cpu")
+        assert torch.equal(found, wanted)
+
+
+class Named(torch.Tensor):
+    pass
 
 
 @both

@@ -111,12 +111,13 @@ def test_inside_a_compiled_function():
     "options, message",
     [
         ({"score_mod": lambda s, *_: torch.erf(s)}, "torch.erf is not known"),
+        ({"score_mod": "causal"}, "score_mod is 'causal'; pass a function"),
         ({"return_aux": theirs.AuxRequest(lse=True), "return_lse": True}, "alone"),
         ({"heads": 2}, "4 heads, key 2: pass enable_gqa=True"),
         ({"keys": 100}, "200 keys, q and k have 200 and 100"),
         ({"scale": -1.0}, "scale is -1.0"),
     ],
-    ids=["score_mod", "both", "heads", "lengths", "scale"],
+    ids=["score_mod", "no function", "both", "heads", "lengths", "scale"],
 )
 def test_what_cannot_be_done_is_refused(options, message):
     tensors = inputs(heads=options.pop("heads", 4), keys=options.pop("keys", N))

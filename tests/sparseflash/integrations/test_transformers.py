@@ -52,13 +52,14 @@ MODELS = {
         for kind in ("T5", "MT5", "UMT5", "LongT5")
     },
     "falcon": ("FalconForCausalLM", "FalconConfig", SIZES | dict(alibi=True)),
+    "falcon_7b": ("FalconForCausalLM", "FalconConfig", SIZES),  # rotary
     "bloom": ("BloomForCausalLM", "BloomConfig", SIZES),
     "mpt": ("MptForCausalLM", "MptConfig",
         dict(vocab_size=WORDS, d_model=32, n_layers=2, n_heads=4, max_seq_len=80)),
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", GROUPED | dict(head_dim=8)),
 }  # fmt: skip
 OWN = ["llama", "mistral", "gemma3", "gpt2", "bert", "modernbert", "bart", "gpt_oss"]
-OWN += ["t5", "mt5", "umt5", "longt5", "falcon"]
+OWN += ["t5", "mt5", "umt5", "longt5", "falcon", "falcon_7b"]
 EAGER = ["gemma2", "bloom", "mpt"]  # their own attention makes NaN of empty rows
 SIDES = ["none", "left", "right", "both", "between"]
 PAIRS = [(name, SIDES[(2 * i + j) % 5]) for i, name in enumerate(OWN) for j in (0, 1)]
@@ -76,7 +77,9 @@ def make(name, **changes):
             parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.ndim > 1 else 1))
     if name == "gpt_oss":  # its experts know no float64
         return model.eval()
-    if model._supports_sdpa and name not in ("gemma2", "falcon"):  # Falcon has it, and no switch
+    if model._supports_sdpa and not name.startswith(
+        ("gemma2", "falcon")
+    ):  # Falcon has it, and no switch
         model.set_attn_implementation("sdpa")
     return model.eval().double()
 

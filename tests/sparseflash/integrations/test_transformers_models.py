@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import masks
+from sparseflash import attention
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 transformers = pytest.importorskip("transformers", minversion="5.23")
@@ -222,6 +223,16 @@ def call(**given):
     return transformers.AttentionInterface()["sparse"](module, q, k, v, None, **given)
 
 
+def test_documents_in_a_module_without_a_mask():
+    ends = torch.tensor([0, 3, 8], dtype=torch.int32)
+    torch.manual_seed(0)
+    found = call(cu_seq_lens_q=ends, cu_seq_lens_k=ends)[0]
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 8, 16).unbind()
+    expected = attention(q, k, v, masks.documents((3, 5)) & masks.causal())
+    torch.testing.assert_close(found, expected.transpose(1, 2))
+
+
 def test_an_unknown_tensor_is_refused_by_name():
     numbers = torch.arange(8)[None]
     for name in ("sinks", "block_bias", "attention_scores", "output_attentions"):
@@ -260,6 +271,12 @@ def test_a_model_that_computes_with_its_mask():
     eager = create(config, torch.zeros(2, N, 32), padding("left"), None)
     assert torch.equal(torch.cat([mask, mask + 1], -1), torch.cat([eager, eager + 1], -1))
     assert torch.equal(mask[:, 0, 3:5] == 0, eager[:, 0, 3:5] == 0)
+    assert torch.equal(mask[..., 3:20].cos(), eager[..., 3:20].cos())
+    assert torch.equal((mask < -1).logical_not(), eager == 0)
+    bias = torch.randn(2, 4, N, N)
+    hidden = bias.masked_fill(eager != 0, torch.finfo(torch.float32).min)
+    assert torch.equal((mask + bias).softmax(-1), hidden.softmax(-1))
+    assert repr(mask + bias) == f"ModelMask(2, 4, {N}, {N})"
     config._attn_implementation = "sparse"
     both = transformers.masking_utils.create_bidirectional_mask  # evaluated by torch.vmap
     mask = both(config, torch.zeros(1, 8, 32), None, and_mask_function=lambda b, h, q, k: q < k + 3)

@@ -143,6 +143,10 @@ def test_joins_a_mask_of_many_tiles():
 OFFSETS = torch.tensor([0, 30, 64])
 REFUSED = {
     "dtype": ((OFFSETS.float(), 64), {}, "cu_seqlens is torch.float32: give int32 or int64"),
+    "a list": (([0, 64], 64), {}, "cu_seqlens is a list: give a tensor"),
+    "no end": ((OFFSETS[:0], 64), {}, "cu_seqlens has shape (0,)"),
+    "three sides": ((OFFSETS, 64), {"window": (1, 2, 3)}, "window is (1, 2, 3)"),
+    "elsewhere": ((OFFSETS, 64), {"prefix": OFFSETS[1:].to("meta")}, "prefix is on meta"),
     "beyond": ((OFFSETS, 63), {}, "cu_seqlens is 0, 30, 64: it must ascend from 0 to no more than"),
     "n_k alone": ((OFFSETS, 64), {"n_k": 80}, "n_k is 80, and cu_seqlens_k None"),
     "fewer keys": (

@@ -74,6 +74,7 @@ CASES = {
         _both, lambda b, h, n, m: {"t": (b,), "slopes": (h,), "bias": (h, 321, 7)},
         ("bh", "bh", "qk"),
     ),
+    "distance from 0": Case(lambda s, t: abs(s + t), lambda b, h, n, m: {"t": ()}, ("bh",)),
     "branches": Case(
         _gated, lambda b, h, n, m: {"gate": (n,), "floor": (h,)}, ("q", "bh")
     ),

@@ -380,3 +380,7 @@ def test_errors_of_a_call():
         sparseflash.decode(q, k, v, score=bound)
     with pytest.raises(ValueError, match="is int"):
         relative(bias=3)
+    with pytest.raises(ValueError, match="cap is 0"):
+        score_rules.softcap(0)
+    with pytest.raises(ValueError, match="score is given 'tanh'; pass a function"):
+        sparseflash.score("tanh")  # pyright: ignore[reportArgumentType]

@@ -111,6 +111,8 @@ def top_1(within=None):
         (lambda: select.top_k(1.5), "k is 1.5"),
         (lambda: select.top_k(1, "median"), "pool is 'median'"),
         (lambda: select.top_k(1, within="causal"), "within is 'causal'"),
+        (lambda: select.mass(1.5), "is 1.5: give a number in"),
+        (lambda: select.nsa(2, within="causal"), "within is 'causal'"),
         (lambda: select.mass(0.5, min_blocks=3, max_blocks=2), "max_blocks is 2"),
         (lambda: select.moba(100, 2), "chunk is 100"),
         (lambda: select.nsa(2, first=2), "first . own is 3"),
