@@ -21,8 +21,8 @@ GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Return programs with the options of their commands; options that do not collide are joined,
-    where the groups are the same, because each composition takes half a second.
+    """Return programs with the options of their commands. Options that do not collide are joined,
+    because each composition takes half a second, but for those of different files of a group.
     """
     found: dict[tuple, list[dict[str, str]]] = {}
     for page in [page for page in PAGES if "templates" not in page.parts]:
@@ -32,7 +32,11 @@ def commands() -> list[tuple[str, list[str]]]:
                 words = shlex.split(rest, comments=True)
                 words = [word for word in words if re.match(r"[+~]{0,2}[\w.]+=", word)]
                 options = {word.partition("=")[0]: word for word in words}
-                same = {word for key, word in options.items() if key in {"name", *GROUPS}}
+                own = {key.partition(".")[0] for key in options if "." in key}
+                for key in (GROUPS & {*options}) - own:
+                    for name in options.pop(key).partition("=")[2].split(","):
+                        assert (CONF / key / f"{name}.yaml").exists(), (key, name)
+                same = {word for key, word in options.items() if key in {"name", *own & GROUPS}}
                 joined = found.setdefault((program, *sorted(same)), [])
                 for known in joined:
                     if all(known.get(key, word) == word for key, word in options.items()):

@@ -77,15 +77,13 @@ def test_tables_of_more_than_2_31_entries(monkeypatch):
             check(case, (1, 2, 30, 40), **FLOAT)
 
 
-@pytest.mark.parametrize(
-    "mask", [None, masks.causal(), masks.local(24) | masks.global_tokens(40), SCATTERED]
-)
-def test_far_pairs_take_one_entry(mask):
+def test_far_pairs_take_one_entry():
     """Of tables that know short distances alone."""
-    rules = sparseflash.score_rules
+    relative, t5 = sparseflash.score_rules.relative(20), sparseflash.score_rules.t5(8, 32)
     capped = sparseflash.score(lambda s, h, q, k, bias: torch.tanh(s) - bias[h, k - q + 20])
-    for rule, shape in (
-        (rules.relative(20), (2, 41)), (rules.t5(8, 32), (8, 2)), (capped, (2, 41)),
+    for mask, rule, shape in (
+        (None, capped, (2, 41)), (masks.causal(), t5, (8, 2)), (SCATTERED, relative, (2, 41)),
+        (masks.local(24) | masks.global_tokens(40), relative, (2, 41)),
     ):  # fmt: skip
         q, k, v = make_qkv(1, 2, 420, 420, 16, requires_grad=True)
         bias, found = torch.randn(shape, requires_grad=True), []

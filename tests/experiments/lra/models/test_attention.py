@@ -285,6 +285,7 @@ def test_the_default_mask_skips_more_than_half_of_its_blocks():
 
 def test_the_block_size_changes_what_is_computed_and_not_the_result():
     sizes = {"heads": H, "head_dim": D, "length": 1024, "mask": "local:20+global_tokens:3"}
+    sizes["backend"] = "cpu"
     layers = [make_attention("sparse", **sizes, block_size=b) for b in (32, 64, 128, 48)]
     density = [layer.blocks.density for layer in layers]
     assert density[0] < density[1] < density[2]

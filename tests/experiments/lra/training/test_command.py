@@ -28,7 +28,7 @@ from tests.experiments.lra.training.cases import (
     settings,
     train,
 )
-from tests.processes import without_the_interpreter
+from tests.processes import METHOD, without_the_interpreter
 
 
 def train_as_users_do(*given, **changes):
@@ -40,7 +40,7 @@ def train_as_users_do(*given, **changes):
 def killed_after(step, place, folder, **changes):
     """Train in a process that is killed once its journal tells of this step."""
     options = {"args": (place, "listops", "sparse"), "kwargs": changes}
-    victim = get_context("spawn").Process(target=train_as_users_do, **options)
+    victim = get_context(METHOD).Process(target=train_as_users_do, **options)
     victim.start()
     while not any(line["step"] >= step for line in journal(folder)):
         assert victim.is_alive(), "no step"

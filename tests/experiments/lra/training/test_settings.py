@@ -39,6 +39,7 @@ def test_recipes_have_settings_for_tasks():
         assert not full.scaled and full.eval_every <= full.steps, given
         assert small.steps < full.steps and small.batch <= full.batch, given
         assert small.folder != full.folder and small.identity() != full.identity(), given
+    for recipe in CHOICES["recipe"]:
         other = settings("task=listops", "task.name=mine", f"recipe={recipe}", "scale=full")
         assert other.batch == 32
 
