@@ -45,13 +45,15 @@ def test_random_problem(seed, backend):
     {
         "name": PARTS,
         "head_dim": [64, 128, 256],
+        "sink": [False, True],
+        "max_scores": [False, True],
         "deterministic": [False, True],
     }
 )
-def test_sinks_of_rows_in_parts(name, head_dim, deterministic, backend):
-    """The kernel that merges the parts adds the sink, and the parts do not."""
-    options = {"dtype": torch.bfloat16, "deterministic": deterministic, "sink": True}
-    case = replace(PARTS[name], head_dim=head_dim, **options)
+def test_rows_in_parts(name, head_dim, sink, max_scores, deterministic, backend):
+    """The kernel that merges the parts adds the sink, and takes the largest of their maxima."""
+    options = {"sink": sink, "max_scores": max_scores, "deterministic": deterministic}
+    case = replace(PARTS[name], head_dim=head_dim, dtype=torch.bfloat16, **options)
     assert parts(case, "cuda") > 0  # the case is about them
     check(case, backend, "cuda")
 
@@ -68,15 +70,17 @@ def parts(case: Case, device: str) -> int:
 
 @pairwise(
     {
-        "mask": [HOLE, masks.heads(HOLE, NONE)],
-        "head_dim": [32, 128],
+        "mask": [HOLE, masks.heads(HOLE, NONE), NONE],
+        "head_dim, width": [(32, 32), (128, 128), (64, 128), (192, 128)],
         "block": [(128, 128), (64, 64), (16, 32)],
+        "sink": [False, True],
+        "max_scores": [False, True],
     }
 )
-def test_sinks_of_rows_with_nothing(mask, head_dim, block, backend):
+def test_rows_with_nothing(mask, head_dim, width, block, sink, max_scores, backend):
     """In whole tiles of them, and beside rows that attend to something."""
-    options = {"mask": mask, "block_size": block, "sink": True}
-    check(Case(1000, 1000, head_dim, torch.float16, **options), backend, "cuda")
+    options = {"mask": mask, "block_size": block, "sink": sink, "max_scores": max_scores}
+    check(Case(1000, 1000, head_dim, torch.float16, v_head_dim=width, **options), backend, "cuda")
 
 
 @pytest.mark.parametrize("name", ["some heads", None])
@@ -183,35 +187,6 @@ def attend(*args, **options):
 def wanted(q, k, mask, **options):
     dense = torch.from_numpy(mask.build(q.shape[2], k.shape[2]).to_dense()).to(q.device)
     return logits(q.detach(), k.detach(), dense, **options).amax(-1)
-
-
-@pairwise(
-    {
-        "name": PARTS,
-        "head_dim": [64, 128, 256],
-        "sink": [False, True],
-    }
-)
-def test_maxima_rows_in_parts(name, head_dim, sink, backend):
-    """The kernel that merges the parts takes the largest of theirs."""
-    options = {"dtype": torch.bfloat16, "sink": sink, "max_scores": True}
-    case = replace(PARTS[name], head_dim=head_dim, **options)
-    assert parts(case, "cuda") > 0  # the case is about them
-    check(case, backend, "cuda")
-
-
-@pairwise(
-    {
-        "mask": [HOLE, masks.heads(HOLE, NONE), NONE],
-        "head_dim, width": [(32, 32), (128, 128), (64, 128), (192, 128)],
-        "block": [(128, 128), (64, 64), (16, 32)],
-        "sink": [False, True],
-    }
-)
-def test_maxima_rows_with_nothing(mask, head_dim, width, block, sink, backend):
-    """In whole tiles of them, and beside rows that attend to something."""
-    options = {"mask": mask, "block_size": block, "sink": sink, "max_scores": True}
-    check(Case(1000, 1000, head_dim, torch.float16, v_head_dim=width, **options), backend, "cuda")
 
 
 @pairwise(

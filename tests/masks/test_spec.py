@@ -63,13 +63,6 @@ def test_errors_have_a_position(text: str, position: int, problem: str):
     assert f"position {position} " in message
 
 
-@pytest.mark.parametrize(("text", "names"), [("x", PATTERNS), ("causal >> x", TRANSFORMS)])
-def test_an_unknown_name_lists_the_known_ones(text: str, names: dict):
-    with pytest.raises(ValueError, match=r"Known .* SPARSEFLASH_PATTERNS=MODULE") as caught:
-        parse(text)
-    assert all(name in str(caught.value) for name in names)
-
-
 @pytest.mark.usefixtures("own_patterns")
 def test_a_name_is_taken_once():
     with pytest.raises(ValueError, match=r"'causal' is the name of masks\.patterns\.bands\.causal"):
