@@ -49,11 +49,7 @@ def test_random_problem(seed, backend):
 
 
 @pairwise(
-    {
-        "length": [1, 100, 128, 1000, 4097],
-        "head_dim": [4, 32, 64, 80, 128, 256],
-        "dtype": DTYPES,
-    }
+    {"length": [1, 100, 128, 1000, 4097], "head_dim": [4, 32, 64, 80, 128, 256], "dtype": DTYPES}
 )
 def test_dense(length, head_dim, dtype, backend):
     check_case(backend, length, length, head_dim, dtype)
@@ -211,13 +207,7 @@ OF_64 = {
 }  # fmt: skip
 
 
-@pairwise(
-    {
-        "name": OF_64,
-        "block": [(64, 64), (32, 64), (16, 32), (128, 64)],
-        "dtype": LOW,
-    }
-)
+@pairwise({"name": OF_64, "block": [(64, 64), (32, 64), (16, 32), (128, 64)], "dtype": LOW})
 def test_scattered_key_blocks_of_64(name, block, dtype, backend):
     """At head dims from 65 to 128 they have tiles of their own in the backward."""
     check(replace(OF_64[name], dtype=dtype, block_size=block), backend, "cuda")

@@ -93,13 +93,7 @@ def programs(monkeypatch):
     cache.clear()
 
 
-@pairwise(
-    {
-        "head_dim, batch, dropout_p": SHAPES,
-        "name": PATTERNS,
-        "deterministic": [False, True],
-    }
-)
+@pairwise({"head_dim, batch, dropout_p": SHAPES, "name": PATTERNS, "deterministic": [False, True]})
 def test_few_programs_that_run_all_tiles(head_dim, batch, dropout_p, name, deterministic, programs):
     problem = Problem(name, head_dim, batch, dropout_p, deterministic)
     problem.draw()

@@ -33,13 +33,7 @@ def assert_repeats(qkv, mask, **options):
         assert_equal(run(sparseflash.attention, qkv, mask, **SAME_BITS, **options), first)
 
 
-@pairwise(
-    {
-        "dtype": [torch.float32, *LOW],
-        "mask": [None, MASK],
-        "dropout_p": [0.0, 0.2],
-    }
-)
+@pairwise({"dtype": [torch.float32, *LOW], "mask": [None, MASK], "dropout_p": [0.0, 0.2]})
 def test_gradients_have_the_same_bits_in_every_run(dtype, mask, dropout_p, backend):
     if backend == "hopper" and dtype == torch.float32:
         pytest.skip("float32 has no kernels there")

@@ -45,13 +45,7 @@ def planned(case: Case) -> forward.Forward:
     return forward.Forward(problem_of(*draw(case, "cuda")[0], blocks), schedule)
 
 
-@pairwise(
-    {
-        "length": LENGTHS,
-        "head_dim": [40, 48, 56, 64],
-        "dtype": LOW,
-    }
-)
+@pairwise({"length": LENGTHS, "head_dim": [40, 48, 56, 64], "dtype": LOW})
 def test_dense(length, head_dim, dtype):
     check_tall(Case(length, length, head_dim, dtype, max_scores=True))
 
@@ -103,13 +97,7 @@ PARTS = {
 }  # fmt: skip
 
 
-@pairwise(
-    {
-        "name": PARTS,
-        "sink": [False, True],
-        "head_dim": [48, 64],
-    }
-)
+@pairwise({"name": PARTS, "sink": [False, True], "head_dim": [48, 64]})
 def test_rows_in_parts(name, sink, head_dim):
     case = replace(PARTS[name], head_dim=head_dim, dtype=torch.bfloat16)
     case = replace(case, sink=sink, max_scores=True)

@@ -63,13 +63,7 @@ def test_keys_do_not_leak_into_the_sums_of_another_head(block, backend):
         assert relative_error(a[:, 2:], e[:, 2:]) < 1e-3, name
 
 
-@pairwise(
-    {
-        "queries": [slice(768, 1152), slice(0, 384)],
-        "block": BLOCKS,
-        "poison": POISON,
-    }
-)
+@pairwise({"queries": [slice(768, 1152), slice(0, 384)], "block": BLOCKS, "poison": POISON})
 def test_blocks_that_nobody_sees_do_not_leak(queries, block, poison, backend):
     """Keys without a query and queries without a key, whole tiles of 128 of them: in a tile that
     has others too, 0 * NaN is NaN.
@@ -92,11 +86,7 @@ def test_blocks_that_nobody_sees_do_not_leak(queries, block, poison, backend):
 
 
 @pairwise(
-    {
-        "token_major": [False, True],
-        "n": [1, 63, 100, 129, 1000],
-        "head_dim": [40, 64, 72, 96, 128],
-    }
+    {"token_major": [False, True], "n": [1, 63, 100, 129, 1000], "head_dim": [40, 64, 72, 96, 128]}
 )
 def test_memory_around_the_inputs_does_not_leak(token_major, n, head_dim, backend):
     """Inputs are the middle of larger tensors of NaN: tokens, heads and columns around them."""

@@ -25,10 +25,7 @@ from tests.gpu_calls import GPU
 from tests.problems import FAMILIES
 from tests.processes import port
 
-pytestmark = [
-    *GPU,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = [*GPU, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 RANKS = max(n for n in (2, 4, 8) if n <= max(2, torch.cuda.device_count()))
 NAMES = ("out", "lse", "dq", "dk", "dv")
 

@@ -120,13 +120,7 @@ def test_the_gradient_of_a_sink_is_the_same_bits_every_time(length, backend):
     assert first.any() and all(torch.equal(first, other) for other in others)
 
 
-@pairwise(
-    {
-        "largest": capping_cases.LARGEST,
-        "cap": capping_cases.CAPS,
-        "fast": [False, True],
-    }
-)
+@pairwise({"largest": capping_cases.LARGEST, "cap": capping_cases.CAPS, "fast": [False, True]})
 def test_capped_scores(largest, cap, fast):
     capping_cases.check(largest, cap, fast, "cuda")
 

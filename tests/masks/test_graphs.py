@@ -10,13 +10,7 @@ import pytest
 
 import masks
 from masks import Mask
-from masks.patterns.graphs import (
-    butterfly,
-    expander,
-    random_blocks,
-    random_regular,
-    spectral_gap,
-)
+from masks.patterns.graphs import butterfly, expander, random_blocks, random_regular, spectral_gap
 from masks.registry import named
 from tests.masks.helpers import B, graph
 

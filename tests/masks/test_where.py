@@ -169,8 +169,7 @@ def test_pickle():
     assert masks.parse("every_other:3&causal") == mask & masks.causal()
     assert pickle.loads(pickle.dumps(mask)) == mask
     assert np.array_equal(
-        mask.build(64).to_dense()[0, 0],
-        np.subtract.outer(np.arange(64), np.arange(64)) % 3 == 0,
+        mask.build(64).to_dense()[0, 0], np.subtract.outer(np.arange(64), np.arange(64)) % 3 == 0
     )
 
 

@@ -8,14 +8,7 @@ import numpy as np
 
 import masks
 from masks import Mask
-from masks.patterns.canvas import (
-    Local,
-    Neighborhood,
-    Radial,
-    SlidingTiles,
-    frame_causal,
-    radial,
-)
+from masks.patterns.canvas import Local, Neighborhood, Radial, SlidingTiles, frame_causal, radial
 from tests.masks.oracles import leaf, oracle
 
 SIZES = (1, 12, 48, 64, 97, 128, 150)  # tokens
