@@ -90,15 +90,12 @@ class Scored:
         return OPERATIONS[node.op].torch(*values)
 
 
-def gather(total: Tensor, place: Tensor, part: Tensor, *, alone: bool = False) -> None:
-    """Add the gradients of pairs to those of the entries, in an order that is always the same.
-
-    alone: whether no entry has two of the places.
-    """
+def gather(total: Tensor, place: Tensor, part: Tensor) -> None:
+    """Add the gradients of pairs to those of the entries, in an order that is always the same."""
     part = part.expand(torch.broadcast_shapes(part.shape, place.shape))
     part = part.sum_to_size(place.shape)  # pairs that share the entry for certain
     place, part, total = place.flatten(), part.flatten().to(total.dtype), total.view(-1)
-    if total.is_cuda and not alone:  # where index_add_ has atomics
+    if total.is_cuda:  # where index_add_ has atomics
         total.index_put_((place,), part, accumulate=True)
     else:
         total.index_add_(0, place, part)

@@ -242,12 +242,16 @@ class KernelScore:
             if read.node in self.far:
                 at = slice(self.far[read.node], self.far[read.node] + 2)  # (2, B, H, any)
             if at is not None:
-                of_call = tuple(row_sums.shape[1:]), n_q, n_k, device
+                of_call, sums = (tuple(row_sums.shape[1:]), n_q, n_k, device), row_sums[at]
                 if read.node in self.looked_up:
                     place, alone = self.entries(i, tables, *of_call), False
                 else:
                     place, alone = _entries(self.rule.text, i, shapes, *of_call)
-                gather(part, place, row_sums[at], alone=alone)
+                if alone:
+                    sums = sums.sum_to_size(place.shape).flatten()
+                    part.view(-1).index_add_(0, place.view(-1), sums)
+                else:
+                    gather(part, place, sums)
             totals[read.table] = part if total is None else total + part
         for i, kind in enumerate(self.rule.kinds):
             if kind.wanted and totals[i] is None:  # never read

@@ -281,13 +281,10 @@ class Writer:
 
     def _by_distance(self, node: Expression) -> bool:
         """Whether a tile is looked up by distance alone: once for each, and then spread."""
-        if self.of_band or self.score.pairs or node.kind != REAL:
+        if self.of_band or self.score.pairs or node.kind != REAL or symbols(node) & {"s", "g"}:
             return False
-        if not {"q", "k"} <= symbols(node):
-            return False
-        if symbols(node) & {"s", "g"} or reach((node,)) != "d":
-            return False
-        return any(part.op == "load" and reach(part.args) == "d" for part in walk(node))
+        loads = (part for part in walk(node) if part.op == "load")
+        return reach((node,)) == "d" and any(reach(part.args) == "d" for part in loads)
 
     def guarded(self, part: Expression) -> str:
         """Return a product with g, 0 where g is 0, whatever the derivative is there."""
