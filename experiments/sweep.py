@@ -135,7 +135,7 @@ def state(run: Planned) -> str:
     file = run_file.read(run.settings.folder) or {"result": None}
     if result := file["result"]:
         cut = "complete" if file["complete"] else f"cut short at step {result['steps']}"
-        if run.program == "lm":
+        if "val_loss" in result:
             return f"{cut}, validation loss {result['val_loss']:.4f}"
         return f"{cut}, accuracy {100 * result['accuracy']:.1f} %"
     if run.after is not None and not run.after.complete:

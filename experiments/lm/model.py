@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -15,13 +16,13 @@ from experiments.lra.models.attention.standard import softmax_attention
 from masks import Mask
 from sparseflash import BlockSparseAttention, Rotary, attention, select
 from sparseflash.distributed import ContextParallel
-from sparseflash.select import Selector
+from sparseflash.select import BlockSelector, Selector
 from sparseflash.select.tokens import TokenSelector
 
 LEARNED, ROTARY = POSITIONS = ("learned", "rotary")
 ROUND = 64  # the embedding has a multiple of it as rows, as tensor cores take them
 STD = 0.02  # of the initial weights, as in GPT-2
-MOBA = re.compile(r"moba\((\d+), *(\d+)\)")  # chunk in tokens, chunks of a query
+SELECTOR = re.compile(r"(moba|nsa|top_k)\((\d+), *(\d+)\)")
 BLOCKS = (128, 64, 32, 16)  # block sizes of MoBA: the largest that divides a chunk
 
 
@@ -132,10 +133,16 @@ ATTENTIONS: dict[str, type[BlockSparseAttention]] = {
 def resolve(text: str | None) -> Mask | Selector:
     """Return the causal mask of a text; None: every earlier pair.
 
-    moba(chunk, k) is the selector of that name. Raises ValueError for a text that is no mask.
+    moba(chunk, k), nsa(k, block) and top_k(k, block) are selectors; every query takes its own block
+    or chunk among the k. Raises ValueError for a text that is no mask.
     """
-    if text is not None and (found := MOBA.fullmatch(text)):
-        return _moba(*map(int, found.groups()))
+    if text is not None and (found := SELECTOR.fullmatch(text)):
+        first, second = int(found[2]), int(found[3])
+        if found[1] == "moba":
+            return _moba(first, second)
+        if found[1] == "nsa":
+            return select.nsa(first, second, second)
+        return select.top_k(first, block_size=second, within=masks.causal(), always=masks.local(0))
     if text is None or text == "dense":
         return masks.causal()
     mask = masks.parse(text)
@@ -192,6 +199,8 @@ class LanguageModel(nn.Module):
         dropout: float = 0.0,
         end: int | None = None,
         positions: str = LEARNED,
+        init_std: float = STD,
+        conv: int | None = None,
     ):
         super().__init__()
         kind = ATTENTIONS[attention]
@@ -201,6 +210,11 @@ class LanguageModel(nn.Module):
         self.tokens = nn.Embedding(rows, sizes.dim)
         self.positions = nn.Embedding(context, sizes.dim) if positions == LEARNED else None
         self.dropout = nn.Dropout(dropout)
+        # over each feature of the last tokens, as before the attention of Zoology's models
+        self.conv = None
+        if conv is not None:
+            dims = sizes.dim, sizes.dim, conv
+            self.conv = nn.Conv1d(*dims, groups=sizes.dim, padding=conv - 1)
         self.blocks = nn.ModuleList(
             Block(
                 sizes.dim,
@@ -217,22 +231,24 @@ class LanguageModel(nn.Module):
             for layer in range(sizes.layers)
         )
         self.norm = nn.LayerNorm(sizes.dim)
-        self.apply(_initialise)
+        self.apply(partial(_initialise, init_std))
         with torch.no_grad():  # as in GPT-2: what adds to the residual stream starts smaller
             for block in self.layers:
                 for layer in (block.attention.out, block.narrow):
                     layer.weight.div_((2 * sizes.layers) ** 0.5)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, places: Tensor | None = None
+    ) -> Tensor:
         """Logits (B, N, rows) of tokens (B, N), or with targets the cross-entropies (B, N): of the
-        own tokens where the window is shared.
+        own tokens where the window is shared. With places (B, M) the logits there alone.
         """
         x = self._embed(tokens)
         if self.shared is not None:
             x = self.shared.shard(x)
             if targets is not None:
                 targets = self.shared.shard(targets)
-        return self._run(x, targets, Block.forward, LanguageModel._head)
+        return self._run(x, targets, Block.forward, LanguageModel._head, places)
 
     def by_layer(self) -> Callable[..., Tensor]:
         """`forward` with a block and the head compiled: one compilation serves all blocks.
@@ -241,7 +257,13 @@ class LanguageModel(nn.Module):
         """
         block = torch.compile(Block.forward, dynamic=False)
         head = torch.compile(LanguageModel._head, dynamic=False)
-        return lambda tokens, targets=None: self._run(self._embed(tokens), targets, block, head)
+
+        def forward(
+            tokens: Tensor, targets: Tensor | None = None, places: Tensor | None = None
+        ) -> Tensor:
+            return self._run(self._embed(tokens), targets, block, head, places)
+
+        return forward
 
     def _run(
         self,
@@ -249,10 +271,13 @@ class LanguageModel(nn.Module):
         targets: Tensor | None,
         block: Callable[..., Tensor],
         head: Callable[..., Tensor],
+        places: Tensor | None = None,
     ) -> Tensor:
         x = self.dropout(x)
         for each in self.blocks:
             x = block(each, x)
+        if places is not None:
+            x = x.gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))
         return head(self, x, targets)
 
     def _head(self, x: Tensor, targets: Tensor | None) -> Tensor:
@@ -273,6 +298,8 @@ class LanguageModel(nn.Module):
             starts, ids = document_starts(tokens, self.end)
             self._pack(ids)
             place = place - starts
+        if self.conv is not None:
+            x = x + self.conv(x.mT)[:, :, : x.shape[1]].mT
         return x if self.positions is None else x + self.positions(place)
 
     def _pack(self, ids: Tensor) -> None:
@@ -308,12 +335,16 @@ def document_lengths(ids: Tensor) -> tuple[tuple[int, ...], ...]:
 def shares(model: LanguageModel) -> tuple[float | None, float]:
     """Density of the blocks, and allowed pairs / pairs of the causal mask, means over the layers.
 
-    MoBA picks blocks of its own for each input, so its density is None.
+    A selector picks blocks of its own for each input, so its density is None.
     """
     n, used = model.context, [block.attention for block in model.layers]
-    moba = used[0].mask
-    if isinstance(moba, TokenSelector):
-        return None, moba_pairs(n, moba.chunk, moba.k) / (n * (n + 1) / 2)
+    if isinstance(selector := used[0].mask, Selector):
+        if isinstance(selector, TokenSelector):
+            size, k = selector.chunk, selector.k
+        else:
+            assert isinstance(selector, BlockSelector)
+            size, k = selector.block_size[1], int(selector.rule.value)
+        return None, picked_pairs(n, size, k) / (n * (n + 1) / 2)
     found = [
         layer.mask.stats(n, heads=layer.heads) for layer in used if isinstance(layer.mask, Mask)
     ]
@@ -321,13 +352,15 @@ def shares(model: LanguageModel) -> tuple[float | None, float]:
     return fmean(s.block_density for s in found), fmean(s.element_density / whole for s in found)
 
 
-def moba_pairs(n: int, chunk: int, k: int) -> int:
-    """Pairs of MoBA: of each query its own chunk up to itself, and k - 1 whole ones before it."""
+def picked_pairs(n: int, chunk: int, k: int) -> int:
+    """Pairs of a selector: of each query its own chunk up to itself, and k - 1 whole ones before
+    it.
+    """
     return sum(q % chunk + 1 + chunk * min(k - 1, q // chunk) for q in range(n))
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialise(std: float, module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=STD)
+        nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.common.files import digest
 from experiments.lm.model import LanguageModel, resolve, shares
+from experiments.lm.questions import NONE, Questions, asks, synthetic
 from experiments.lm.settings import LAYERS, Settings
 from experiments.lm.text import Corpus, load_corpus, refuse_vocabulary
 from experiments.training import train as loop
@@ -21,12 +24,13 @@ from experiments.training.run_file import duration, read_journal
 from experiments.training.step import Trainer
 
 SAVE_EVERY = 100  # steps, at which a checkpoint is considered if checkpoint_every is not given
+MOST = 2**27  # tokens of the training sequences of questions
 LAST = 100  # steps whose mean loss is the training loss of a result
 
 
 def train(settings: Settings, command: str = "") -> dict[str, Any]:
     """Train a run; return the content of run.json. Raises as `loop.train`."""
-    return loop.train(settings, Language, command)
+    return loop.train(settings, Answering if asks(settings.data) else Language, command)
 
 
 class Language:
@@ -178,8 +182,88 @@ class Language:
         )
 
 
-def make_model(settings: Settings, corpus: Corpus) -> LanguageModel:
-    """Return the model of a run with fresh weights, on the CPU."""
+class Answering(Language):
+    """A language model on the questions of a task, as the training loop takes it.
+
+    Each training sequence is seen once, as far as `MOST` tokens go.
+    """
+
+    scored = True
+
+    def __init__(self, settings: Settings, group: Group):
+        self.settings, self.group = settings, group
+        task = self.questions = synthetic(settings.data, settings.context)
+        count = min(settings.batch * settings.steps, MOST // settings.context)
+        self.counts = {
+            "train": count,
+            **dict.fromkeys(("val", "test"), max(1, settings.val_tokens // settings.context)),
+        }
+        self.data = digest({"task": settings.data, "context": settings.context, "train": count})
+        self.source = f"questions of {settings.data}"
+        self.task = {
+            "name": task.name,
+            "amount": task.amount,
+            "vocab": task.vocab,
+            "chance": task.chance,
+            "examples": self.counts,
+        }
+        self.unit = f"sequences of {settings.context} tokens"
+        self.tokens = settings.batch * settings.context
+        self.save_every = settings.checkpoint_every or min(settings.eval_every, SAVE_EVERY)
+        self.dtype = DTYPES[settings.precision or "fp32"]
+        self.objective = answer
+
+    def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]:
+        self.model = make_model(self.settings, self.questions)
+        self.shares = shares(self.model)
+        return self.model, "fresh weights"
+
+    def _split(self, name: str) -> "Asked":
+        return Asked(self.questions.make(name, self.counts[name]), self.group.device)
+
+    def train_split(self) -> "Asked":
+        return self._split("train")
+
+    def prepare(self, trainer: Trainer) -> None:
+        self.trainer, settings = trainer, self.settings
+        if trainer.step < settings.steps:
+            by_layer = self.model.by_layer if settings.compile == LAYERS else None
+            trainer.prepare(
+                compile=bool(settings.compile), graph=bool(settings.graph), parts=by_layer
+            )
+        self.validation = self._evaluator("val")
+        if trainer.captured:
+            self.validation.prepare(trainer.pool)
+
+    def _evaluator(self, name: str) -> Evaluator:
+        size = self.settings.micro_batch or self.settings.batch
+        given = (self.trainer.model, self._split(name), self.objective, self.group)
+        return Evaluator(*given, batch=size, dtype=self.dtype)
+
+    def validate(self, last: bool) -> dict[str, float]:
+        return self.validation()
+
+    def good_enough(self, found: dict[str, float] | None) -> bool:
+        goal = self.settings.stop_at
+        return goal is not None and found is not None and found["accuracy"] >= goal
+
+    def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
+        lines = read_journal(self.settings.folder, "val") if self.group.leads else []
+        curve = [(line["step"], line["accuracy"]) for line in lines]
+        return {**self._evaluator("test")(), "curve": curve}
+
+    @staticmethod
+    def summary(run: dict[str, Any]) -> str:
+        result = run["result"]
+        return (
+            f"answers {100 * result['accuracy']:.1f} % (chance {100 * run['task']['chance']:.1f});"
+            f" {result['steps']} steps in {duration(result['seconds'])}, "
+            f"{result['ms_per_step']:.3g} ms a step"
+        )
+
+
+def make_model(settings: Settings, corpus: Any) -> LanguageModel:
+    """Return the model of a run with fresh weights, on the CPU; corpus: with `vocab` and `end`."""
     sizes = settings.sizes
     return LanguageModel(
         sizes,
@@ -190,6 +274,8 @@ def make_model(settings: Settings, corpus: Corpus) -> LanguageModel:
         dropout=settings.dropout,
         end=corpus.end if settings.packed else None,
         positions=settings.positions,
+        init_std=settings.init_std,
+        conv=settings.conv,
     )
 
 
@@ -255,6 +341,41 @@ class Windows:
         """Tokens and the token after each, int64 (rows, context), of the windows `rows`."""
         found = self.ids[(rows * self.context)[:, None] + self._places].long() & 0xFFFF
         return found[:, :-1], None, found[:, 1:]
+
+
+class Asked:
+    """Questions on the device, where batches are gathered."""
+
+    def __init__(self, questions: Questions, device: torch.device):
+        arrays = questions.tokens, questions.places, questions.answers
+        self.arrays = [torch.from_numpy(array).to(device) for array in arrays]
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.numel() * each.element_size() for each in self.arrays)
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens (rows, context), places and answers (rows, questions) of these sequences."""
+        tokens, places, answers = (each.index_select(0, rows).long() for each in self.arrays)
+        return tokens, places, answers
+
+
+def answer(model: nn.Module, batch: tuple, weights: Tensor | None) -> Sums:
+    """Return the sums of the cross-entropy of every answer, of the right ones, and of all.
+
+    weights: of the sequences.
+    """
+    tokens, places, answers = batch
+    logits = model(tokens, places=places).float()
+    counts = (answers != NONE).float()
+    counts = counts if weights is None else counts * weights[:, None]
+    given = logits.flatten(0, 1), answers.flatten()
+    losses = F.cross_entropy(*given, ignore_index=NONE, reduction="none").view(answers.shape)
+    right = (logits.argmax(-1) == answers).float()
+    return (losses * counts).sum(), (right * counts).sum(), counts.sum()
 
 
 def next_token(model: nn.Module, batch: tuple, weights: Tensor | None) -> Sums:

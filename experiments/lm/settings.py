@@ -8,7 +8,8 @@ from typing import Any
 
 from experiments.common.config import choose, compose, make, option, store
 from experiments.common.files import digest
-from experiments.lm.model import LEARNED, POSITIONS, Sizes, resolve
+from experiments.lm.model import LEARNED, POSITIONS, SELECTOR, STD, Sizes, resolve
+from experiments.lm.questions import asks, synthetic
 from experiments.training import run_file
 from experiments.training.settings import Training, given_keys, on_device
 from sparseflash.select import Selector
@@ -19,6 +20,7 @@ LAYERS = "layers"  # of compile: every block by itself
 
 
 MODELS = {
+    "micro": Sizes(2, 64, 1),
     "tiny": Sizes(2, 128, 4),
     "small": Sizes(4, 256, 4),
     "gpt2": Sizes(12, 768, 12, 50_257),
@@ -31,15 +33,23 @@ class Settings(Training):
     """One run. Its folder is RUNS/MODEL-PROVIDER[-MASK]-CONTEXT-DIGEST/seedSEED."""
 
     model: str = option("gpt2", "sizes", choices=MODELS)
+    layers: int | None = option(None, "of the model; null: of its size", least=1)
     provider: str = option("sparse", "of attention", choices=PROVIDERS)
-    mask: str | None = option(None, "text, such as moba(64,3); made causal")
+    mask: str | None = option(None, "text, such as moba(64,3) or nsa(4,32); made causal")
     packed: bool = option(False, "true: a token attends to its own document only")
     context: int = option(1024, "tokens of a window", least=1)
     vocab: int | None = option(None, "ids of the embedding; null: of the model or data", least=1)
     positions: str = option(LEARNED, "of tokens", choices=POSITIONS)
     dropout: float = option(0.0, "probability, in training", least=0, below=1)
+    conv: int | None = option(
+        None, "tokens of a causal convolution of the embeddings; null: none", least=2
+    )
+    init_std: float = option(STD, "of the initial weights", above=0)
 
-    data: str = option("stdlib", "stdlib | packages | a folder of text, or of nanoGPT's bins")
+    data: str = option(
+        "stdlib",
+        "stdlib | packages | a folder of text, or of nanoGPT's bins | questions, such as mqar:16",
+    )
     tokenizer: str = option("bytes", "bytes | bpe:SIZE (needs the package tokenizers)")
     pattern: str = option("*", "names of the files of a folder")
 
@@ -54,6 +64,7 @@ class Settings(Training):
     log_every: int = option(10, "steps between lines of the journal", least=1)
     eval_every: int = option(100, "steps between validations", least=1, free=True)
     val_tokens: int = option(2**20, "of the validation text", least=1)
+    stop_at: float | None = option(None, "accuracy on questions that ends the run", above=0, most=1)
     runs: str = option("runs/lm", "folder of all runs", free=True)
 
     plan: str | None = option(None, "the comparison that the run is part of", choices=PLANS)
@@ -66,6 +77,12 @@ class Settings(Training):
             raise ValueError("steps=0: give a number at least 1")
         if self.val_tokens < self.context:
             raise ValueError(f"val_tokens={self.val_tokens}: give {self.context} (context) or more")
+        if asks(self.data):
+            synthetic(self.data, self.context)  # refuses an amount
+            if self.packed or self.context_parallel > 1:
+                raise ValueError(f"data={self.data} takes packed=false and context_parallel=1")
+        elif self.stop_at is not None:
+            raise ValueError(f"stop_at={self.stop_at} is for questions: give data=mqar or another")
         mask = resolve(self.mask)
         if self.context_parallel > 1 and (self.provider != "sparse" or isinstance(mask, Selector)):
             raise ValueError(
@@ -79,7 +96,8 @@ class Settings(Training):
     def sizes(self) -> Sizes:
         """The sizes of the model, with the vocabulary of `vocab` where it is given."""
         sizes = MODELS[self.model]
-        return replace(sizes, vocab=self.vocab or sizes.vocab)
+        layers, vocab = self.layers or sizes.layers, self.vocab or sizes.vocab
+        return replace(sizes, layers=layers, vocab=vocab)
 
     @property
     def folder(self) -> Path:
@@ -103,7 +121,7 @@ def make_settings(options: Mapping[str, Any], given: Sequence[str] = ()) -> Sett
     on_device(values, values.pop("small"), given_keys(given))
     if values["packed"]:  # the host makes the blocks of each batch
         values["compile"] = values["graph"] = False
-    if str(values["mask"]).startswith("moba"):  # torch.compile traces no selectors
+    if SELECTOR.fullmatch(str(values["mask"])):  # torch.compile traces no selectors
         values["compile"] = False
     settings = make(Settings, values)
     if settings.plan == "equal_time":

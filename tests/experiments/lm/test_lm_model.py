@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
-from experiments.lm.model import ATTENTIONS, LanguageModel, moba_pairs, resolve, shares, with_room
+from experiments.lm.model import ATTENTIONS, LanguageModel, picked_pairs, resolve, shares, with_room
 from experiments.lm.settings import POSITIONS, Sizes
 
 VOCAB, N, END = 17, 48, 3
@@ -103,8 +103,8 @@ def test_moba_is_one_of_the_masks():
     dense = model_of("standard")(tokens)  # of two chunks nothing is left out, of a third one is
     torch.testing.assert_close(model(tokens)[:, :32], dense[:, :32], rtol=1e-5, atol=1e-6)
     assert not torch.allclose(model(tokens)[:, 32:], dense[:, 32:], rtol=1e-3, atol=1e-4)
-    assert moba_pairs(48, 16, 2) == 3 * 16 * 17 // 2 + 2 * 16 * 16
-    assert moba_pairs(40, 16, 9) == 40 * 41 // 2
+    assert picked_pairs(48, 16, 2) == 3 * 16 * 17 // 2 + 2 * 16 * 16
+    assert picked_pairs(40, 16, 9) == 40 * 41 // 2
     with pytest.raises(ValueError, match="a multiple of 16"):
         resolve("moba(24, 2)")
     for n in (128, 125):  # with room for all blocks it is the same mask

@@ -39,7 +39,7 @@ SMALL = {  # options, the number of rows, and of those that say why there is no 
     "select": ("seq_len=128 heads=2 kv_heads=1 head_dim=16 density=0.25", 35, 0),
     "softmax": ("vocabularies=[10,300] batches=[3]", 8, 0),
 }  # fmt: skip
-APART = {"context_parallel", "long_documents"}  # ranks; runs of experiments.train
+APART = {"context_parallel", "long_documents", "which_mask"}  # ranks; training runs
 
 
 def test_all_studies_are_here():

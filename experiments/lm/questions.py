@@ -1,0 +1,227 @@
+"""Tasks whose answers stand in the sequence: recall, selective copying, passkeys, variables.
+
+A task is a text, NAME or NAME:AMOUNT, such as mqar:16. Its sequences are made for any length, and
+follow from (seed, split, number of the part) alone. The answer of a question is the token that
+should follow at its place.
+
+    mqar:PAIRS       multi-query associative recall by the rule of Zoology (arXiv 2312.04927): key
+                     and value in turn, then every key once more at gaps that follow a power law
+    recall:NOISE     MAD's in-context recall (arXiv 2403.17844): 8 keys and 8 values come again and
+                     again, each later time a question; NOISE percent of the pairs are noise
+    copy:TOKENS      MAD's selective copying: repeat in order the tokens that stand among blanks
+    memory           MAD's memorisation: values of keys that are the same in all sequences, which
+                     needs no attention
+    passkey:DIGITS   the digits behind a mark, in a text that repeats itself (RULER, arXiv
+                     2404.06654)
+    variables:HOPS   RULER's variable tracking: 4 chains of HOPS assignments and a value each, and
+                     at the end the value of the last variable of each
+
+MAD's fuzzy recall has keys and values of several lengths, and its compression a decoder of its own:
+they are left out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.common.config import choose
+
+SPLITS = ("train", "val", "test")
+NONE = -1  # the answer where nothing is asked
+PART = 1024  # sequences that are drawn at a time
+POWER = 0.01  # of Zoology's gaps
+DIGITS, MARK, ASK, FILLER = 10, 10, 11, 25  # tokens of passkey: digits, marks, then the text
+CHAINS, NAMES, VALUES = 4, 32, 32  # of variables
+
+
+class Questions(NamedTuple):
+    """Sequences, and questions at places in them."""
+
+    tokens: np.ndarray  # int16 (n, length)
+    places: np.ndarray  # int32 (n, questions)
+    answers: np.ndarray  # int16 (n, questions), NONE where nothing is asked
+    sources: np.ndarray  # int32 (n, questions): where the answer stands before, the last time
+
+
+Draw = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """A task of a length."""
+
+    name: str
+    amount: int
+    length: int
+
+    @cached_property
+    def vocab(self) -> int:
+        """Ids of its tokens. Zoology wants more than the length."""
+        sizes = {"mqar": 2 * self.length, "recall": 32, "copy": 16, "memory": 256}
+        return sizes.get(self.name, 128)
+
+    @cached_property
+    def chance(self) -> float:
+        """The accuracy of a guess among the answers that a reader without memory of pairs has."""
+        among = {"mqar": self.amount, "recall": 8, "copy": 14, "memory": 127}
+        return 1 / (among | {"passkey": DIGITS, "variables": CHAINS})[self.name]
+
+    def make(self, split: str, count: int, seed: int = 0) -> Questions:
+        """Return the first `count` sequences of a split; the splits are of different streams."""
+        draw, parts = TASKS[self.name].draw, []
+        for number in range(-(-count // PART)):
+            rng = np.random.default_rng([seed, SPLITS.index(split), number])
+            parts.append(draw(rng, PART, self))
+        joined = [np.concatenate(arrays)[:count] for arrays in zip(*parts, strict=True)]
+        kinds = np.int16, np.int32, np.int16, np.int32
+        return Questions(*map(np.ndarray.astype, joined, kinds))
+
+
+def asks(text: str) -> bool:
+    """Return whether a text names a task."""
+    return text.partition(":")[0] in TASKS
+
+
+def synthetic(text: str, length: int) -> Synthetic:
+    """Return the task of a text such as mqar:16.
+
+    Raises ValueError for an amount, or a length, that the task cannot have.
+    """
+    name, _, amount = text.partition(":")
+    choose("data", name, TASKS)
+    kind = TASKS[name]
+    if amount and not (amount.isdecimal() and kind.amounts[0] <= int(amount) <= kind.amounts[1]):
+        raise ValueError(
+            f"data={text}: give {name} an amount between {kind.amounts[0]} and {kind.amounts[1]}"
+        )
+    task = Synthetic(name, int(amount or kind.amount), length)
+    least = kind.least(task.amount)
+    if length < least or length % 2 or task.vocab > 2**15:
+        raise ValueError(
+            f"data={text} with context={length}: give an even one, {least} to 16384 tokens"
+        )
+    return task
+
+
+def _mqar(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
+    n, pairs, vocab = task.length, task.amount, task.vocab
+    keys = _distinct(rng, count, np.arange(1, vocab // 2), pairs)
+    values = _distinct(rng, count, np.arange(vocab // 2, vocab), pairs)
+    space = (n - 2 * pairs) // 2
+    # the largest of Gumbel noise on log p are a draw by p without replacement
+    log_p = (POWER - 1) * np.log(np.arange(1, space + 1))
+    places = 2 * (pairs + _largest(rng, log_p + rng.gumbel(size=(count, space)), pairs))
+    tokens = rng.integers(0, vocab, (count, n))
+    tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
+    np.put_along_axis(tokens, places, keys, 1)
+    return tokens, places, values, np.broadcast_to(np.arange(1, 2 * pairs, 2), keys.shape)
+
+
+def _recall(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
+    pairs, size = task.length // 2, 8
+    keys = rng.integers(0, size, (count, pairs))
+    value_of = size + rng.integers(0, size, (count, size))
+    values = np.take_along_axis(value_of, keys, 1)
+    noise = rng.random((count, pairs)) < task.amount / 100
+    # the last pair before with the same key, -1 where there is none
+    last = np.full((count, pairs), -1)
+    for key in range(size):
+        here = (keys == key) & ~noise
+        seen = np.maximum.accumulate(np.where(here, np.arange(pairs), -1), axis=1)
+        last[:, 1:] = np.where(here[:, 1:], seen[:, :-1], last[:, 1:])
+    asked = last >= 0
+    tokens = np.stack([keys, values], 2)
+    other = rng.integers(2 * size, 4 * size, tokens.shape)
+    tokens = np.where(noise[:, :, None], other, tokens).reshape(count, -1)
+    places = np.broadcast_to(np.arange(0, task.length, 2), (count, pairs))
+    return tokens, places, np.where(asked, values, NONE), 2 * last + 1
+
+
+def _copy(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
+    n, many, blank, copy = task.length, task.amount, 14, 15
+    tokens = np.full((count, n), blank)
+    wanted = rng.integers(0, blank, (count, many))
+    at = np.sort(_distinct(rng, count, np.arange(n - many - 1), many), 1)
+    np.put_along_axis(tokens, at, wanted, 1)
+    tokens[:, n - many - 1] = copy
+    return tokens, np.broadcast_to(np.arange(n - many, n), (count, many)), wanted, at
+
+
+def _memory(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
+    half = task.vocab // 2 - 1
+    value_of = half + np.random.default_rng(12345).permutation(half)  # the same in all splits
+    keys = rng.integers(0, half, (count, task.length // 2))
+    tokens = np.stack([keys, np.full_like(keys, task.vocab - 1)], 2).reshape(count, -1)
+    places = np.broadcast_to(np.arange(1, task.length, 2), keys.shape)
+    return tokens, places, value_of[keys], np.full_like(keys, -1)
+
+
+def _passkey(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
+    n, many = task.length, task.amount
+    text = np.arange(n) + rng.integers(0, FILLER, (count, 1))  # begins anywhere
+    tokens = ASK + 1 + text % FILLER
+    digits = rng.integers(0, DIGITS, (count, many))
+    at = rng.integers(0, n - 2 * many, (count, 1)) + np.arange(many + 1)
+    np.put_along_axis(tokens, at, np.concatenate([np.full((count, 1), MARK), digits], 1), 1)
+    tokens[:, n - many] = ASK
+    tokens[:, n - many + 1 :] = digits[:, :-1]
+    return tokens, np.broadcast_to(np.arange(n - many, n), (count, many)), digits, at[:, 1:]
+
+
+def _variables(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
+    n, steps, first = task.length, task.amount + 1, NAMES + VALUES
+    let, ask, filler = first, first + 1, first + 2
+    names = _distinct(rng, count, np.arange(NAMES), CHAINS * steps).reshape(count, CHAINS, steps)
+    values = NAMES + _distinct(rng, count, np.arange(VALUES), CHAINS)
+    right = np.concatenate([values[:, :, None], names[:, :, :-1]], 2)  # of "let NAME = RIGHT"
+    # the chains in any order, each in its own
+    turn = rng.permuted(np.tile(np.repeat(np.arange(CHAINS), steps), (count, 1)), axis=1)
+    order = np.argsort(turn, axis=1, kind="stable").argsort(1)
+    free = (n - 2 * CHAINS) // 3
+    slots = np.sort(_distinct(rng, count, np.arange(free), CHAINS * steps), 1) * 3
+    tokens = filler + (np.arange(n) + rng.integers(0, FILLER, (count, 1))) % FILLER
+    for i, word in enumerate((np.full_like(turn, let), names, right)):
+        word = np.take_along_axis(word.reshape(count, -1), order, 1)
+        np.put_along_axis(tokens, slots + i, word, 1)
+    asked = rng.permuted(np.tile(np.arange(CHAINS), (count, 1)), axis=1)
+    tokens[:, n - 2 * CHAINS :: 2] = ask
+    tokens[:, n - 2 * CHAINS + 1 :: 2] = np.take_along_axis(names[:, :, -1], asked, 1)
+    places = np.broadcast_to(np.arange(n - 2 * CHAINS + 1, n, 2), asked.shape)
+    begun = np.argsort(turn, axis=1, kind="stable")[
+        :, ::steps
+    ]  # the slot of each "let NAME = value"
+    sources = np.take_along_axis(np.take_along_axis(slots, begun, 1) + 2, asked, 1)
+    return tokens, places, np.take_along_axis(values, asked, 1), sources
+
+
+def _distinct(rng: np.random.Generator, count: int, of: np.ndarray, many: int) -> np.ndarray:
+    """Return (count, many): rows of different members of `of`, in random order."""
+    return of[_largest(rng, rng.random((count, len(of)), np.float32), many)]
+
+
+def _largest(rng: np.random.Generator, values: np.ndarray, many: int) -> np.ndarray:
+    """Return (count, many): the places of the largest values of each row, in random order."""
+    size = values.shape[1]
+    if many < size:
+        return rng.permuted(np.argpartition(values, size - many, 1)[:, size - many :], axis=1)
+    return rng.permuted(np.broadcast_to(np.arange(size), values.shape).copy(), axis=1)
+
+
+class Kind(NamedTuple):
+    draw: Callable[[np.random.Generator, int, Synthetic], Draw]
+    amount: int  # unless the text says it
+    amounts: tuple[int, int]
+    least: Callable[[int], int]  # tokens of a sequence, by the amount
+
+
+TASKS = {
+    "mqar": Kind(_mqar, 16, (1, 4096), lambda pairs: max(8, 4 * pairs)),
+    "recall": Kind(_recall, 0, (0, 90), lambda noise: 32),
+    "copy": Kind(_copy, 16, (1, 1024), lambda many: 2 * many + 2),
+    "memory": Kind(_memory, 0, (0, 0), lambda _: 2),
+    "passkey": Kind(_passkey, 5, (1, 64), lambda many: 2 * many + 2),
+    "variables": Kind(_variables, 2, (1, 7), lambda hops: 3 * CHAINS * (hops + 1) + 2 * CHAINS),
+}

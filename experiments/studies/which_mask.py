@@ -1,0 +1,398 @@
+"""Which mask keeps what dense attention can do: small models that answer questions.
+
+    python -m experiments.study name=which_mask part=first          # train on a CPU, rows, tables
+    python -m experiments.study name=which_mask part=density at_once=8 minutes=25
+    python -m experiments.study name=which_mask part=density write=runs/density.yaml
+    python -m experiments.sweep file=runs/density.yaml              # the same runs
+
+All masks are causal, consist of whole blocks, and have the share of the pairs of the causal mask
+that is nearest to a density. The folders of the runs are the state: the same command continues.
+"""
+
+import gzip
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from omegaconf import OmegaConf
+
+import masks
+from experiments import sweep
+from experiments.common import figures as f
+from experiments.common.config import choose
+from experiments.common.files import write_text, write_whole
+from experiments.common.rows import OK, Row, found, read
+from experiments.common.tables import MISSING, markdown, mean_std
+from experiments.lm.model import picked_pairs, resolve
+from experiments.lm.questions import NONE, synthetic
+from experiments.lm.settings import MODELS
+from experiments.studies import runner
+from experiments.training import run_file
+from masks import Mask
+from masks.analysis.reach import reach
+from sparseflash.select import Selector
+
+NEAR = 0.15  # how far the density of a mask may be from the one that is wanted
+SOLVED = 0.9  # the accuracy whose time is compared
+SEQUENCES = 512  # that tell what questions see
+DENSITIES = (0.5, 0.25, 0.125, 0.0625)
+
+
+# ---- masks of a density
+
+
+def _band(block: int, blocks: int) -> Mask:
+    """Return the own block and so many before it; causal with the rest of a mask."""
+    return masks.local(blocks * block, 0) >> masks.snap(block)
+
+
+# family -> masks from sparse to dense, of p = 0, 1, 2, .. blocks
+STATIC: dict[str, Callable[[int, int, int], Mask]] = {
+    "window": lambda n, b, p: _band(b, p),
+    "dilated": lambda n, b, p: _band(b, 1) | masks.dilated(2 * b * (p + 1), 2 * b) >> masks.snap(b),
+    "strided": lambda n, b, p: _band(b, p) | masks.dilated(n, b * (p + 1)) >> masks.snap(b),
+    "butterfly": lambda n, b, p: masks.butterfly(b) | _band(b, p),
+    "random": lambda n, b, p: masks.random_blocks(count=p + 1, block=b, causal=True) | _band(b, 0),
+    "expander": lambda n, b, p: masks.expander(2 * p + 2, b),
+    "BigBird": lambda n, b, p: masks.bigbird(b, p, per_head=False),
+    "Longformer": lambda n, b, p: _band(b, p) | masks.global_tokens(b) | masks.last_rows(b),
+    "streaming": lambda n, b, p: _band(b, p) | masks.sinks(b),
+}
+PICKING = {"MoBA": "moba({b}, {k})", "NSA": "nsa({k}, {b})", "top-k": "top_k({k}, {b})"}
+FAMILIES = (*STATIC, *PICKING)
+
+
+@cache
+def _choices(family: str, n: int, block: int) -> list[tuple[float, str]]:
+    """Return (density, text) of the masks of a family, of many blocks in steps of 4 %."""
+    every = n * (n + 1) / 2
+    if family in PICKING:
+        counts = range(1, n // block + 1)
+        return [
+            (picked_pairs(n, block, k) / every, PICKING[family].format(b=block, k=k))
+            for k in counts
+        ]
+    made, sizes = [], {*range(26)} | {round(25 * 1.04**i) for i in range(100)}
+    for p in sorted(p for p in sizes if p < n // block):
+        try:
+            mask = STATIC[family](n, block, p) & masks.causal()
+            made.append((mask.stats(n).element_density * n * n / every, str(mask)))
+        except ValueError:  # no such graph of so few blocks
+            continue
+    return made
+
+
+def nearest(family: str, density: float, n: int, block: int) -> tuple[str, float]:
+    """Return the mask of a family, as text, with the share of the causal pairs that is nearest to a
+    density, and that share.
+
+    Raises ValueError if it differs by more than `NEAR` of the density.
+    """
+    own, text = min(_choices(family, n, block), key=lambda c: abs(math.log(c[0] / density)))
+    if abs(own / density - 1) > NEAR:
+        raise ValueError(
+            f"{family} at density {density:g}, {n} tokens, blocks of {block}: the nearest has"
+            f" {own:.3f}"
+        )
+    return text, own
+
+
+# ---- the runs
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs that answer one question."""
+
+    about: str
+    data: tuple[str, ...]
+    lengths: tuple[int, ...] = (1024,)
+    densities: tuple[float, ...] = (0.125,)
+    blocks: tuple[int, ...] = (16,)
+    layers: tuple[int, ...] = (2,)
+    families: tuple[str, ...] = FAMILIES
+    recipe: tuple[str, ...] = ()
+    seeds: str = "0,1,2"
+
+    def cases(self) -> Iterator[Row]:
+        """Yield what is trained, of one seed: fields of rows; a status where there is no mask."""
+        for data in self.data:
+            for n in self.lengths:
+                for block in self.blocks:
+                    for layers in self.layers:
+                        shared = {"data": data, "context": n, "block": block, "layers": layers}
+                        yield shared | {"family": "dense", "target": 1.0, "mask": "dense"}
+                        for target in self.densities:
+                            for family in self.families:
+                                case = shared | {"family": family, "target": target}
+                                try:
+                                    text, _ = nearest(family, target, n, block)
+                                    yield case | {"mask": text}
+                                except ValueError as error:
+                                    yield case | {"mask": "", "status": str(error)}
+
+
+GPU = (
+    "warmup=200", "batch=32", "steps=10000", "eval_every=250", "log_every=250", "val_tokens=524288",
+    "compile=false", "precision=bf16",
+)  # fmt: skip
+RECIPE = ("lr=2e-3", "conv=3")  # of all parts after part=recipe
+PARTS = {
+    "first": Part(
+        "the smallest form, on a CPU", ("passkey:5",), (256,), (0.25,), (8,),
+        families=tuple(STATIC), seeds="0",
+        recipe=("provider=sdpa", "batch=8", "steps=600", "lr=5e-3", "conv=3", "warmup=50",
+                "eval_every=50", "log_every=50", "val_tokens=32768"),
+    ),
+    "recipe": Part(
+        "how dense attention solves the tasks", ("passkey:5", "mqar:32", "variables:2"),
+        families=(), recipe=(*GPU, "lr=1e-3,3e-3", "conv=null,3"), seeds="0",
+    ),
+    "density": Part(
+        "accuracy against density", ("mqar:32", "passkey:5"), densities=DENSITIES,
+        recipe=(*GPU, *RECIPE),
+    ),
+    "depth": Part(
+        "accuracy against depth", ("passkey:5", "mqar:32", "variables:2"), layers=(2, 4, 8),
+        recipe=(*GPU, *RECIPE),
+    ),
+    "blocks": Part(
+        "accuracy against the size of blocks", ("mqar:32",), (2048,), blocks=(16, 32, 64, 128),
+        families=("window", "random", *PICKING), recipe=(*GPU, *RECIPE),
+    ),
+    "lengths": Part(
+        "accuracy against length", ("passkey:5", "variables:2"), (512, 2048, 4096, 16384),
+        blocks=(32,), recipe=(*GPU, *RECIPE, "batch=8"),
+    ),
+    "tasks": Part(
+        "MAD's tasks", ("recall:0", "recall:20", "copy:16", "memory"),
+        recipe=(*GPU, *RECIPE, "steps=5000"),
+    ),
+}  # fmt: skip
+
+
+def sweep_of(name: str) -> dict[str, Any]:
+    """Return the runs of a part as a sweep, in the form of conf/sweep."""
+    part, entries = PARTS[name], dict[tuple[Any, ...], list[str]]()
+    for case in part.cases():
+        if case["mask"]:
+            key = case["data"], case["context"], case["layers"]
+            entries.setdefault(key, []).append(case["mask"])
+    runs = {}
+    for (data, n, layers), texts in entries.items():
+        chosen = ",".join(f"'{text}'" for text in dict.fromkeys(texts))
+        own = [f"data={data}", f"context={n}", f"layers={layers}", f"mask={chosen}"]
+        runs[f"{data.replace(':', '-')}-{n}-l{layers}"] = {"with": own}
+    common = [
+        f"seed={part.seeds}", "scale=full", "model=micro", "positions=rotary", "schedule=constant",
+        "weight_decay=0.01", "init_std=0.1", "stop_at=0.99", "keep=false",
+        f"name={name}", "runs=runs/which_mask", *part.recipe,
+    ]  # fmt: skip
+    return {"program": "lm", "common": common, "runs": runs}
+
+
+@dataclass(kw_only=True)
+class Options(runner.Options):
+    part: str | None = None  # trains what is missing of it first
+    minutes: float | None = None  # of training
+    at_once: int = 1  # runs that share a GPU
+    overrides: list[str] = field(default_factory=list)  # of all runs, such as seed=0
+    write: str | None = None  # file for the sweep of the part; nothing is trained then
+    runs: str = "runs/which_mask"  # folder of all runs
+    rows: str = "runs/which_mask.jsonl.gz"  # written again: what it holds, and the complete runs
+
+    def __post_init__(self) -> None:
+        if self.part is not None:
+            choose("part", self.part, PARTS)
+        if self.write is not None and self.part is None:
+            raise ValueError(f"write={self.write} needs part=NAME")
+
+
+def collect(options: Options) -> None:
+    """Train what a part lacks, and write the rows of all complete runs."""
+    if options.part is not None:
+        made = sweep_of(options.part)
+        if options.write is not None:
+            write_text(Path(options.write), OmegaConf.to_yaml(made), "write")
+            print(f"written: {options.write}")
+            sys.exit()
+        else:
+            runs = sweep.planned(made, options.overrides)
+            places = sweep.places(sweep.Options(at_once=options.at_once))
+            sweep.train(runs, places, minutes=options.minutes)
+    path = Path(options.rows)
+    kept = {_key(row): row for row in (read(path) if path.exists() else [])}
+    kept |= {_key(row): row for row in _rows(Path(options.runs))}
+    lines = "".join(json.dumps(run_file.rounded(row)) + "\n" for row in kept.values()).encode()
+    packed = gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines
+    write_whole(path, lambda file: file.write(packed), "rows")
+
+
+OWN = ("batch", "lr", "conv", "init_std", "precision")  # of a recipe, in its rows
+CASE = ("data", "context", "layers", "mask")
+SHARED = ["data", "context", "layers", "block", "recipe"]
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = "part data context block layers family target recipe seed device"
+    return tuple(row.get(name) for name in names.split())
+
+
+def _rows(folder: Path) -> Iterator[Row]:
+    """Yield the rows of the parts of which there are complete runs."""
+    done = dict[tuple[Any, ...], list[dict[str, Any]]]()
+    for path in sorted(folder.rglob(run_file.RUN)):
+        run = run_file.read(path.parent)
+        if run and run["complete"]:
+            key = tuple(run["settings"][name] for name in ("name", *CASE))
+            done.setdefault(key, []).append(run)
+    for name in dict.fromkeys(key[0] for key in done):
+        for case in PARTS[name].cases():
+            runs = done.get((name, *(case[key] for key in CASE)), ())
+            for run in runs:
+                yield {"part": name, **case, **facts(*(case[key] for key in CASE)), **_row(run)}
+            if not case["mask"]:
+                yield {"part": name, **case}
+
+
+@cache
+def facts(data: str, n: int, layers: int, text: str) -> Row:
+    """Return what a mask shows of the questions of a task: `direct`, the share of the questions
+    that see their answer; `seen`, the share of the causal pairs that so many layers connect;
+    `reach`, the layers that connect all, None where none do. A selector may pick any block.
+    """
+    mask, task = resolve(text), synthetic(data, n)
+    if isinstance(mask, Selector):
+        return {"direct": None, "seen": None, "reach": 1}
+    blocks = mask.build(n)
+    asked = task.make("test", SEQUENCES)
+    wanted = (asked.answers != NONE) & (asked.sources >= 0)
+    sees = blocks.to_dense().reshape(n, n)[asked.places[wanted], asked.sources[wanted]]
+    found = reach(blocks, causal=True)
+    return {
+        "direct": float(np.mean(sees)) if wanted.any() else None,
+        "seen": found.upper[min(layers, len(found.upper)) - 1],
+        "reach": found.at_most,
+    }
+
+
+def _row(run: Mapping[str, Any]) -> Row:
+    settings, result, session = run["settings"], run["result"], run["sessions"][-1]
+    solved = (step for step, accuracy in result["curve"] if accuracy >= SOLVED)
+    return {
+        "status": OK,
+        "density": run["pairs"],
+        "seed": settings["seed"],
+        "recipe": ", ".join(f"{name}={settings[name]}" for name in OWN),
+        "dim": MODELS[settings["model"]].dim // MODELS[settings["model"]].heads,
+        "accuracy": result["accuracy"],
+        "chance": run["task"]["chance"],
+        "steps": result["steps"],
+        "solved": next(solved, None),
+        "ms_step": result["ms_per_step"],
+        "provider": settings["provider"],
+        "device": session["device"],
+        **session["versions"],
+        "date": result["date"],
+        "command": session["command"],
+    }
+
+
+# ---- tables and figures
+
+
+def tables(frame: Any) -> dict[str, str]:
+    """Return a table of each part, and as "PART_without" which masks it lacks, and why."""
+    made = {}
+    for name in dict.fromkeys(frame.part):
+        part = frame[frame.part == name]
+        done, lacks = part[part.status == OK], part[part.status != OK]
+        made[name] = "\n\n".join(
+            f"`{data}`, {n:,} tokens, {layers} layers, blocks of {block}, {recipe}"
+            f" (chance {100 * rows.chance.iloc[0]:.1f} %):\n\n{markdown(_table(rows))}"
+            for (data, n, layers, block, recipe), rows in done.groupby(SHARED, sort=False)
+        )
+        made[f"{name}_without"] = "\n".join(f"- {text}" for text in dict.fromkeys(lacks.status))
+    return made
+
+
+def _table(rows: Any) -> list[list[str]]:
+    """Return a line for each mask: what it shows, accuracy, and the steps it takes."""
+    head = ["mask", "density", "sees its answer", "reach, layers", "accuracy", "steps to 90 %"]
+    lines = []
+    for (family, _), seeds in rows.groupby(["family", "target"], sort=False):
+        first = found(seeds)[0]
+        lines.append(
+            [
+                family,
+                f"{first.density:.3f}",
+                MISSING if first.direct is None else f"{100 * first.direct:.0f} %",
+                "never" if first.reach is None else f"{first.reach:.0f}",
+                mean_std(100 * seeds.accuracy),
+                f"{seeds.solved.mean():.0f}" if seeds.solved.notna().all() else MISSING,
+            ]
+        )
+    return [head, *lines]
+
+
+def figures(frame: Any) -> dict[str, Figure]:
+    """Return a figure for each question of which there are rows."""
+    rows = [row for row in found(frame) if row.status == OK]
+    for row in rows:
+        row["depth"] = row.layers / row.reach if row.reach else 0.0
+        row["signal"] = math.sqrt(row.dim / (2 * row.block))
+        row["seconds"] = row.solved and row.solved * row.ms_step / 1e3
+    return {
+        f"which-mask-{part}-{x}": _draw(own, x, label)
+        for part, x, label in QUESTIONS
+        if (own := [row for row in rows if row.part == part and row[x] is not None])
+    }
+
+
+def _draw(rows: Sequence[Any], x: str, label: str) -> Figure:
+    """Return accuracy against a field of rows: a panel for each task, a look for each family."""
+    tasks = list(dict.fromkeys(row.data for row in rows))
+    size = (f.PAGE if len(tasks) > 1 else f.COLUMN, 2.6)
+    figure, grid = plt.subplots(1, len(tasks), figsize=size, squeeze=False, sharey=True)
+    for axes, task in zip(grid[0], tasks, strict=True):
+        for family, look in LOOKS.items():
+            points = dict[float, list[float]]()
+            for row in rows:
+                if row.data == task and row.family == family:
+                    points.setdefault(row[x], []).append(100 * row.accuracy)
+            if points:
+                at = sorted(points)
+                values = [fmean(points[each]) for each in at]
+                f.curve(axes, at, values, look, family, line=x in ("density", "signal"))
+        axes.set_title(task)
+        axes.set_xlabel(label)
+    grid[0][0].set_ylabel("accuracy (%)")
+    f.legend(figure, list(grid[0]))
+    return figure
+
+
+# part, field of its rows, label of the axis
+QUESTIONS = (
+    ("first", "direct", "share of questions that see their answer"),
+    ("density", "density", "pairs / causal pairs"),
+    ("depth", "depth", "layers / reach of the mask"),
+    ("blocks", "signal", "signal to noise, sqrt(d / 2b)"),
+    ("density", "seconds", f"seconds to {100 * SOLVED:.0f} %"),
+)
+COLORS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #888888".split()
+LOOKS = {
+    family: f.Style(color, marker, line)
+    for family, color, marker, line in zip(
+        ("dense", *FAMILIES), ["#000000", *COLORS, *COLORS], "*osv^DPXdph<>",
+        ["-"] * 8 + ["--"] * 5, strict=False,
+    )
+}  # fmt: skip

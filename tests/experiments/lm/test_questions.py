@@ -1,0 +1,183 @@
+"""Questions: answers stand in the sequence, streams differ, places are uniform; masks of a study
+have their density, and a run on questions learns, continues and makes rows.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import masks
+from experiments.common.rows import OK, frame, read
+from experiments.lm.questions import DIGITS, MARK, NONE, TASKS, asks, synthetic
+from experiments.lm.run import train
+from experiments.lm.settings import compose_settings
+from experiments.studies import which_mask
+from experiments.studies.which_mask import DENSITIES, FAMILIES, NEAR, PARTS, facts, nearest
+from experiments.sweep import planned
+
+EVERY = ["mqar:16", "recall:0", "recall:20", "copy:8", "memory", "passkey:5", "variables:2"]
+
+
+@pytest.mark.parametrize("text", EVERY)
+@pytest.mark.parametrize("length", [128, 512])
+def test_the_answer_stands_in_the_sequence(text, length):
+    task = synthetic(text, length)
+    tokens, places, answers, sources = task.make("test", 300)
+    assert tokens.shape == (300, length) and 0 <= tokens.min() and tokens.max() < task.vocab
+    asked = answers != NONE
+    assert asked.any() and places.max() < length
+    if text != "memory":  # whose values stand nowhere
+        there = np.take_along_axis(tokens, np.where(asked, sources, 0), 1)
+        assert (there == answers)[asked].all() and (sources <= places)[asked].all()
+    # the same again, and a longer list begins with a shorter one
+    again = task.make("test", 2000)
+    assert all((a == b[:300]).all() for a, b in zip((tokens, answers), again[::2], strict=True))
+    # splits and seeds are other streams
+    for other in (task.make("train", 300), task.make("val", 300), task.make("test", 300, seed=1)):
+        assert not (other.tokens == tokens).all(1).any()
+
+
+def test_recall_follows_the_rule_of_zoology():
+    task = synthetic("mqar:16", 256)
+    tokens, places, answers, _ = task.make("test", 4000)
+    keys, values = tokens[:, 0:32:2], tokens[:, 1:32:2]
+    assert keys.min() >= 1 and keys.max() < 256 <= values.min()
+    assert all(len(np.unique(row)) == 16 for row in keys[:50])
+    assert (np.take_along_axis(tokens, places, 1) == keys).all() and (answers == values).all()
+    gaps = (places - 32) // 2
+    assert all(len(np.unique(row)) == 16 for row in gaps[:50]) and gaps.max() < 112
+    # the first gap of the power law is taken more often than the last ones
+    counts = np.bincount(gaps.ravel(), minlength=112)
+    assert counts[0] > 0.9 * 4000 and counts[0] > 5 * counts[100]
+    p = np.arange(1, 113) ** -0.99
+    drawn = np.random.default_rng(0)
+    expected = [drawn.choice(112, 16, replace=False, p=p / p.sum()) for _ in range(4000)]
+    other = np.bincount(np.ravel(expected), minlength=112)
+    assert np.abs(counts - other).max() < 6 * np.sqrt(2 * other.max())
+
+
+def test_needles_are_uniform_and_values_balanced():
+    task = synthetic("passkey:5", 512)
+    tokens, _, answers, _ = task.make("test", 20_000)
+    at = (tokens == MARK).argmax(1)
+    assert at.min() == 0 and at.max() == 512 - 11
+    tenths = np.histogram(at, 10, (0, 502))[0]
+    assert abs(tenths / 2000 - 1).max() < 0.12
+    digits = np.bincount(answers.ravel(), minlength=DIGITS) / answers.size
+    assert abs(digits - task.chance).max() < 0.01
+
+
+def test_chance_is_what_guesses_score():
+    rng = np.random.default_rng(0)
+    for text in ("mqar:16", "variables:2"):  # one of the values that were seen
+        task = synthetic(text, 256)
+        answers = task.make("test", 4000).answers
+        guess = np.take_along_axis(answers, rng.integers(0, answers.shape[1], answers.shape), 1)
+        assert abs((guess == answers).mean() - task.chance) < 0.02
+
+
+def test_variables_follow_their_chain():
+    task = synthetic("variables:3", 256)
+    tokens, places, answers, _ = task.make("test", 50)
+    for row, where, wanted in zip(tokens, places, answers, strict=True):
+        let = np.flatnonzero(row == 64)
+        value = {}
+        for i in let:
+            value[row[i + 1]] = value.get(row[i + 2], row[i + 2])
+        assert len(let) == 16 and [value[row[p]] for p in where] == wanted.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "words"),
+    [("mqar:0", 256, "mqar:0"), ("mqar:100", 256, "400"), ("copy:x", 64, "copy:x"),
+     ("passkey", 33, "33")],
+)  # fmt: skip
+def test_tasks_refuse_what_they_cannot_have(text, length, words):
+    with pytest.raises(ValueError, match=words):
+        synthetic(text, length)
+    assert not asks("stdlib") and set(TASKS) == {t.partition(":")[0] for t in EVERY}
+
+
+# ---- masks of the study
+
+
+def test_masks_have_their_density_or_say_why_not():
+    n, block, refused = 256, 16, []
+    for family in FAMILIES:
+        for target in DENSITIES:
+            try:
+                text, density = nearest(family, target, n, block)
+            except ValueError as error:
+                assert family in str(error)
+                refused.append((family, target))
+                continue
+            assert abs(density / target - 1) <= NEAR
+            if not text.startswith(("moba", "nsa", "top_k")):
+                dense = masks.parse(text).build(n).to_dense().reshape(n, n)
+                assert dense.sum() == pytest.approx(density * n * (n + 1) / 2)
+                assert not np.triu(dense, 1).any() and dense.diagonal().all()
+                far = dense.reshape(n // block, block, n // block, block)
+                whole = np.asarray(far.all((1, 3)) | ~far.any((1, 3)))
+                assert whole[~np.eye(n // block, dtype=bool)].all()  # of whole blocks
+    assert ("butterfly", 0.0625) in refused and ("window", 0.5) not in refused
+
+
+def test_facts_of_a_mask():
+    dense, window = facts("passkey:5", 512, 2, "dense"), facts("passkey:5", 512, 2, "sliding(64)")
+    assert dense == {"direct": 1.0, "seen": 1.0, "reach": 1}
+    assert window["direct"] == pytest.approx(59 / 502, abs=0.05) and window["reach"] == 9
+    assert window["seen"] == pytest.approx(1 - (1 - 127 / 512) ** 2, abs=0.01)
+
+
+# ---- runs
+
+
+def test_a_run_learns_continues_and_makes_rows(tmp_path, monkeypatch):
+    part = which_mask.Part(
+        "small", ("memory",), (32,), (0.5,), (16,), families=("window", "NSA"), seeds="0",
+        recipe=("batch=16", "steps=120", "lr=1e-2", "warmup=10", "eval_every=40",
+                "val_tokens=2048", "stop_at=0.9"),
+    )  # fmt: skip
+    monkeypatch.setitem(which_mask.PARTS, "first", part)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(which_mask, "_choices", lambda family, n, block: [(0.5, "moba(16, 1)")])
+    runs = planned(which_mask.sweep_of("first"))
+    assert [run.settings.mask for run in runs] == ["dense", "moba(16, 1)"]
+    every: list[Any] = [run.settings for run in runs]
+    results = [train(settings) for settings in every]
+    dense = results[0]["result"]
+    assert dense["accuracy"] > 0.5 and dense["steps"] <= 120
+    rows = tmp_path / "rows.jsonl"
+    which_mask.collect(which_mask.Options(name="which_mask", rows=str(rows)))
+    found = read(rows)
+    assert [row["family"] for row in found] == ["dense", "window", "NSA"]
+    assert all(row["status"] == OK and row["direct"] is None for row in found[1:])
+    tables = which_mask.tables(frame(found))
+    assert "window" in tables["first"] and "90 %" in tables["first"]
+    first = rows.read_bytes()
+    which_mask.collect(which_mask.Options(name="which_mask", rows=str(rows)))
+    assert rows.read_bytes() == first
+
+
+def test_every_part_is_a_sweep(monkeypatch):
+    monkeypatch.setattr(which_mask, "STATIC", {"window": which_mask.STATIC["window"]})
+    for name in PARTS:
+        families = ("window",) if name == "first" else ("window", "MoBA")
+        part = replace(PARTS[name], families=families, lengths=(512,))
+        monkeypatch.setitem(PARTS, name, part)
+        runs = planned(which_mask.sweep_of(name), ["seed=0"])
+        assert runs and runs[0].settings.mask == "dense" and runs[0].program == "lm"
+
+
+def test_selectors_attend_to_what_is_counted():
+    q, k = torch.randn(2, 1, 1, 128, 16)
+    for text in ("moba(32, 2)", "nsa(2, 32)", "top_k(2, 32)"):
+        selector: Any = which_mask.resolve(text)
+        chosen = selector(q, k).to_block_mask().to_dense().reshape(128, 128)
+        assert chosen.sum() == which_mask.picked_pairs(128, 32, 2)
+        assert not np.triu(chosen, 1).any() and chosen.diagonal().all()
+    with pytest.raises(ValueError, match="data=mqar:x"):
+        compose_settings(["data=mqar:x"])
