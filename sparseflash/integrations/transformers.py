@@ -28,7 +28,13 @@ with integration("transformers", "5.23"):
     from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
     from sparseflash.integrations.transformers_masks import ModelMask, make_mask
-    from sparseflash.integrations.transformers_scores import NAME, OWN, replace_methods, score_of
+    from sparseflash.integrations.transformers_scores import (
+        CONTEXT,
+        NAME,
+        OWN,
+        replace_methods,
+        score_of,
+    )
 
 ATTRIBUTE = "sparse_mask"  # of a config: the text of the mask
 
@@ -41,7 +47,6 @@ REFUSED = {
 KNOWN = {"input_ids", "position_ids", "seq_idx", "num_items_in_batch"}
 KNOWN |= {"max_length_q", "max_length_k", "shift_labels"}
 LAYER = "sparse_layer"  # of a module without layer_idx: its number
-CONTEXT = "sparse_context"  # of a module: the plan of the sequence that the ranks share
 BLOCK = 64  # of the selection that is made of the choices of a model
 
 
@@ -214,10 +219,10 @@ def attend(
         chosen = chosen.layer(_number(module))
     if (context := getattr(module, CONTEXT, None)) is not None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if position_bias is not None or added is not None:
+        if isinstance(position_bias, Tensor) or added is not None:
             raise ValueError(
-                f"{type(module).__name__} adds a bias to the scores, which ranks that share a"
-                " sequence cannot: take a model without, or one GPU"
+                f"{type(module).__name__} adds a tensor to the scores, which has the own tokens"
+                " only where ranks share a sequence: take a model without, or one GPU"
             )
         own = masks.causal() if causal else masks.dense()
         own = _own_of_the_whole(attention_mask, own, context, others.get("position_ids"))

@@ -16,6 +16,7 @@ from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
 
 from sparseflash.score import Bound, Score, score
 
+CONTEXT = "sparse_context"  # of a module: the plan of the sequence that the ranks share
 NAME = "sparse"  # of our attention; names with "flash" would be taken for FlashAttention
 
 #: s + bias, (H, N_q + N_k - 1) or longer: entry r is of the distance N_q - 1 - r of key and query.
@@ -81,8 +82,10 @@ def _call(layer: Any, name: str, function: Any, attend: Any, *args: Any, **given
 
 def distance_bias(layer, attend, query_length, key_length, device=None, past_seen_tokens=0):
     """Return what makes T5's bias a score function, without a tensor for every pair. The last query
-    faces the last key that is in use.
+    faces the last key that is in use. Where ranks share a sequence the bias is that of the whole.
     """
+    if (context := getattr(layer, CONTEXT, None)) is not None:
+        query_length = key_length = context.n
 
     def make(device: torch.device) -> Bound:  # in each layer: it may be recomputed in the backward
         n = query_length + key_length - 1

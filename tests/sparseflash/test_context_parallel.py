@@ -597,8 +597,31 @@ def models(rank: int, world: int) -> None:
         model(own["input_ids"], position_ids=own["position_ids"] + 1)
 
 
+def biased_models(rank: int, world: int) -> None:
+    """T5's bias by distance is that of the whole sequence."""
+    from transformers import T5Config, T5EncoderModel
+
+    from sparseflash.integrations.transformers import use
+
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=32, num_layers=2, num_heads=2)
+    model: Any = T5EncoderModel(config).double().eval()
+    ids = torch.randint(64, (1, 192))
+    model.set_attn_implementation("sdpa")
+    want = model(ids).last_hidden_state
+    cp = context_parallel(None, masks.dense(), 192, heads=2, kv_heads=2, block_size=SIZE)
+    use(model, context=cp)
+    found = model(cp.shard(ids)).last_hidden_state
+    assert close(cp.unshard(found), want.detach(), 1e-9)
+    (table,) = (p for name, p in model.named_parameters() if "relative" in name)
+    (exact,) = torch.autograd.grad(want.square().sum(), table)
+    (grad,) = torch.autograd.grad(found.square().sum(), table)
+    dist.all_reduce(grad)
+    assert close(grad, exact, 1e-9)
+
+
 def several(rank: int, world: int) -> None:
-    for body in (composed, refused, optional, planned_elsewhere, layers, models):
+    for body in (composed, refused, optional, planned_elsewhere, layers, models, biased_models):
         body(rank, world)
 
 
