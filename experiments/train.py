@@ -1,4 +1,4 @@
-"""Trains a classifier of the Long Range Arena with one of nine attentions.
+"""Train a classifier of the Long Range Arena with one of nine attentions.
 
     python -m experiments.train task=listops
     python -m experiments.train task=listops attention=sparse mask=local:256+butterfly seed=0,1 -m
@@ -6,7 +6,8 @@
     torchrun --nproc-per-node 2 -m experiments.train task=pathfinder128
 
 The same command continues where it was stopped or killed. MINE/task/mine.yaml is a file such as
-those of conf/task, and MINE/*.py register what it names. See docs/guide/lra.md.
+those of conf/task, and MINE/*.py register what it names. Recipe, task and scale=small set other
+values than those listed here; a run records them in its run.json. See docs/guide/lra.md.
 """
 
 import sys
