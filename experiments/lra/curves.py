@@ -230,7 +230,7 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
         axes.set_ylabel("test accuracy (%)")
     for axes in grid[-1]:
         axes.set_xlabel("training speed-up over the Transformer")
-    drawn = [cells[row, column] for row, column in cells if column in columns]
+    drawn = [cells[key] for key in cells if key[1] in columns and _point(cells, *key)]
     notes = ["bars: standard deviation of the seeds; no bar: a single run"]
     if all(cell.spread is None for cell in drawn):
         notes = ["single runs"]
