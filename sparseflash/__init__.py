@@ -16,11 +16,14 @@ from sparseflash.attention import attention, explain, plan
 from sparseflash.cache import clear_cache
 from sparseflash.decoding.call import decode
 from sparseflash.layers import BlockSparseAttention, Rotary
+from sparseflash.linear import BlockSparseLinear, BlockSparseMLP, linear
 from sparseflash.score import Bound, Score, score
 from sparseflash.score import rules as score_rules
 
 __all__ = [
     "BlockSparseAttention",
+    "BlockSparseLinear",
+    "BlockSparseMLP",
     "Bound",
     "Rotary",
     "Score",
@@ -28,6 +31,7 @@ __all__ = [
     "clear_cache",
     "decode",
     "explain",
+    "linear",
     "plan",
     "score",
     "score_rules",

@@ -24,6 +24,7 @@ SMALL = {  # options, the number of rows, and of those that say why there is no 
     "attention_table": ("lengths=[64] heads=1 head_dim=16 methods=[standard,flash]", 12, 0),
     "decode": ("lengths=[128] heads=4 kv_heads=2 head_dim=32 chosen=64 rounds=2", 36, 0),
     "io": ("heads=2 n=128 head_dim=16 sparse_n=128 densities=[0.5] methods=[standard,flash]", 4, 0),
+    "linear": ("sizes=['32:64'] tokens=[40] blocks=[16] what=[up,mlp] densities=[0.5]", 20, 6),
     "lra_speed": (
         "tasks=[listops] lengths=[] attentions=[linear]"
         " \"options=['batch=2','task.max_length=64']\"", 1, 0,
