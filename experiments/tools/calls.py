@@ -75,7 +75,8 @@ WORDS: dict[str, dict[str, Any]] = {
     **{name: {"dtype": name} for name in ("float16", "float32")},
     "sink": {"sink": True},
     **{
-        f"{name} rule": {"score": name} for name in ("cap", "slopes", "distance", "window", "mixed")
+        f"{name} rule": {"score": name}
+        for name in ("cap", "slopes", "distance", "sloped", "window", "mixed")
     },
 }
 CALLS = {  # by backend and head dims
@@ -164,7 +165,7 @@ def representative() -> list[Call]:
     return [
         call("hopper", 64, "scattered blocks, odd length, deterministic"),
         call("hopper", 64, "split rows, tall rows, sink, maxima", backward=False),
-        call("hopper", 32, "blocks of 16, distance rule"),
+        call("hopper", 32, "blocks of 16, sloped rule"),
         call("triton", 32, "causal"),
         call("triton", 32, "blocks of 16, mixed rule"),
         call("decode", 32, "global, pages of 16, 16 queries"),

@@ -71,6 +71,10 @@ SCORES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]]]] = {
     "cap": (lambda s: 30.0 * np.tanh(s / 30.0), {}),
     "slopes": (lambda s, h, q, k, slopes: s - slopes[h] * abs(k - q), {"slopes": (4,)}),
     "distance": (lambda s, h, q, k, bias: s + bias[h, k - q + 127], {"bias": (4, 255)}),
+    "sloped": (
+        lambda s, h, q, k, slopes, bias: s - slopes[h] * abs(k - q) + bias[h, k - q + 127],
+        {"slopes": (4,), "bias": (4, 255)},
+    ),
     "window": (
         lambda s, h, q, k, bias: s + bias[h, q // 32 - k // 32 + 31, q % 32 - k % 32 + 31],
         {"bias": (4, 63, 63)},
