@@ -42,6 +42,9 @@ def check_lists_hold_the_layout(seed: int):
         assert len(lists.idx) == len(lists.tile) == blocks.nnz == lists.ptr[-1]
     assert blocks.nnz == (blocks.layout() > 0).sum()
     assert blocks.density == (blocks.layout() > 0).mean()
+    given = {"block_size": blocks.block_size, "n_q": blocks.n_q, "n_k": blocks.n_k}
+    whole = BlockMask.from_layout(blocks.layout(), **given)
+    assert np.array_equal(whole.layout(), 2 * (blocks.layout() > 0))
 
 
 def test_lists_hold_the_layout():

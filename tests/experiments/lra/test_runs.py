@@ -99,5 +99,9 @@ def test_figures_of_each_task_of_pretraining_and_of_accuracy_against_speed(tmp_p
     write_run(tmp_path, "image", "sparse", mask="butterfly", accuracy=0.58, ms=8.0, steps=500)
     write_run(tmp_path, "image", "flash", folder="pre", settings={"pretrain": "masked"})
     paths = draw_all(read_runs(str(tmp_path)), tmp_path / "plots")
+    found = {path.stem: path.with_suffix(".svg").read_text() for path in paths}
     image = "curves-image-generated-2k"
-    assert {path.stem for path in paths} == {image, f"{image}-pretraining", "accuracy-speed"}
+    assert found.keys() == {image, f"{image}-pretraining", "accuracy-speed"}
+    shown = ["FlashAttention" in found[name] for name in (image, f"{image}-pretraining")]
+    assert shown == [False, True] and "shortcut: majority" in found[image]
+    assert "shortcut: majority" not in found[f"{image}-pretraining"]
