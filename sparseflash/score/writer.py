@@ -239,13 +239,16 @@ class Writer:
         score, at, minus = self.score, self.score.spans[node], op.strip("+")
         low, high = ("first[4]", "first[5]") if score.gluon else ("first - M", "first + N")
         node = multiply(node, _INVERSE) if score.scaled else node
-        near = Writer(score, prefix=f"{add}_near")
-        value = near(node)
+        write = Writer(score, prefix=f"{add}_near")
+        value = write(node)
         far = Writer(score, prefix=f"{add}_far", of_band=True, distance="first")
         entry = far.line(self._near(node, low, "")) if score.gluon else far(distance_form(node))
+        near = [*write.lines, f"x = x {op} {value}"]
+        if score.gluon:  # a tile of several blocks has no such distances
+            self.lines += ["if first[4] is None:", *_indented([*near, f"{add} = 0.0"])]
         self.lines += [
-            f"if ({high} > args[{at}]) & ({low} < args[{at + 1}]):",
-            *_indented([*near.lines, f"x = x {op} {value}", f"{add} = scale * 0.0"]),
+            f"{'el' * score.gluon}if ({high} > args[{at}]) & ({low} < args[{at + 1}]):",
+            *_indented([*near, f"{add} = scale * 0.0"]),
             "else:",
             *_indented([*far.lines, f"{add} = {minus}({entry} * {unit})"]),
         ]
@@ -260,7 +263,7 @@ class Writer:
         whole, real = self(rest), self.real(rest)
         near = f"x = x {op} {factor} * tl.abs({real} + first[0] + first[1])"
         self.lines += [
-            "if T:",
+            "if T or first[4] is None:",
             *_indented([near, f"{add} = 0.0"]),
             f"elif (first[5] + {whole} > 0) & (first[4] + {whole} < 0):",
             *_indented([near, f"{add} = first[6] * 0.0"]),

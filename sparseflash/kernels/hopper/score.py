@@ -26,7 +26,8 @@ def places(row, n_rows, block, n_columns, COLUMNS: gl.constexpr, BLOCK: gl.const
 
     The distances are two tiles of float32 that add up to them, the second one of constants, and two
     of integers; then the least and the greatest one; then, unless T, the first tile for each row
-    and lane [64, 4]. Where an entry has several blocks, the last three say nothing.
+    and lane [64, 4]. Where an entry has several blocks, the last one says nothing, and the two
+    before it are None.
     """
     LAYOUT: gl.constexpr = bit_layout(COLUMNS)
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT)))
@@ -47,7 +48,7 @@ def places(row, n_rows, block, n_columns, COLUMNS: gl.constexpr, BLOCK: gl.const
     own = gl.minimum(own, n_rows - 1)[:, None]
     of_row = gl.arange(0, 4, gl.SliceLayout(0, WORDS))[None, :] * 2
     of_row = of_row - gl.arange(0, 64, gl.SliceLayout(1, WORDS))[:, None]  # [64, 4]
-    low, high = row * 0 - 2**30, row * 0 + 2**30
+    low, high = None, None
     if BLOCK == COLUMNS:
         # hidden: LLVM would find the distances of tiles around 0, and keep them in registers
         low = block * BLOCK - _hidden(row) - 63
