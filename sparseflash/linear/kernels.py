@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sparseflash.kernels.common.device import interpreted, multiprocessors, on
 from sparseflash.kernels.common.launch import launch
+from sparseflash.kernels.portable.tma import has_tma
 from sparseflash.linear.operator import groups_of, lines_of
 
 
@@ -44,8 +45,8 @@ def product_tiles(block: int, tokens: int, lines: int, blocks: int, x: Tensor) -
     Measured on an H200: long lists take large tiles, one program to a multiprocessor; beside short
     ones the programs have to overlap.
     """
-    if x.dtype == torch.float32:
-        return Tiles(64, 16, 8, 3)
+    if x.dtype == torch.float32 or not has_tma(x.device):
+        return Tiles(64, 16 if x.dtype == torch.float32 else 32, 8, 3)
     long, many = blocks >= 16 * lines, tokens * lines >= 256 * _sms(x.device)
     if block == 128:
         return Tiles(256, 64, 8, 4) if long and many else Tiles(128, 64, 4, 3)
@@ -55,14 +56,14 @@ def product_tiles(block: int, tokens: int, lines: int, blocks: int, x: Tensor) -
     return Tiles(256 if many else 128, block, 4, 4)
 
 
-def sampled_tiles(block: int, rows: int, cols: int, blocks: int, dtype: torch.dtype) -> Tiles:
+def sampled_tiles(block: int, rows: int, cols: int, blocks: int, x: Tensor) -> Tiles:
     """Return the tiles of the products of a weight's blocks.
 
     Blocks that share what they have more of, rows or columns, make groups with fewer gaps.
     """
     flip, each = cols < rows, blocks / max(1, min(rows, cols))
-    if dtype == torch.float32:
-        return Tiles(16, 0, 8, 2, flip=flip)
+    if x.dtype == torch.float32 or not has_tma(x.device):
+        return Tiles(16 if x.dtype == torch.float32 else 32, 0, 8, 2, flip=flip)
     if block == 128:
         return Tiles(64, 0, 4, 3, flip=flip)
     group = 256 // block // 2 if each >= 4 else 1
@@ -81,7 +82,7 @@ def product(
     out = x.new_empty(tokens, lines * block * (2 if gate and not twice else 1))
     kept = x.new_empty(tokens, len(order) * block) if act and keep and pre is None else None
     tiles = product_tiles(block, tokens, lines, len(num), x)
-    if act and tiles.warps == 8:  # what an activation needs leaves registers for no more
+    if act and tiles.tokens * block > 128 * 128:  # registers for more than the sums
         tiles = tiles._replace(tokens=128, warps=4, stages=3)
     rows, depth = tiles.tokens // (1 + gate), min(tiles.depth, block)
     descs = [None if t is None else _desc(t, rows, block) for t in (out, kept, pre)]
@@ -102,7 +103,7 @@ def product(
 def sampled(dy: Tensor, x: Tensor, mask: str, block: int) -> Tensor:
     """`operator.Torch.sampled`."""
     tokens, count = x.shape[0], len(lines_of(mask, False, x.device)[1])
-    tiles = sampled_tiles(block, dy.shape[1] // block, x.shape[1] // block, count, x.dtype)
+    tiles = sampled_tiles(block, dy.shape[1] // block, x.shape[1] // block, count, x)
     groups = groups_of(mask, tiles.flip, tiles.group, x.device)
     parts = split(len(groups), tokens, block, tiles, x.device)
     chunk = -(-tokens // (parts * tiles.tokens)) * tiles.tokens
