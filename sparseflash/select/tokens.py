@@ -66,8 +66,7 @@ class TokenSelector(Selector):
 
     def select_rows(self, q: Tensor, summary: Tensor, rows: OwnRows) -> Selection:
         size = self.block_size[1]
-        many = torch.full((summary.shape[2],), size, device=q.device)
-        many[-1] = rows.n - size * (len(many) - 1)
+        many = (rows.n - size * torch.arange(summary.shape[2], device=q.device)).clamp(max=size)
         per_chunk = self.chunk // size
         short = 0, -len(many) % per_chunk
         total, count = F.pad(summary * many[:, None], (0, 0, *short)), F.pad(many, short)

@@ -202,7 +202,8 @@ def choosing(rank: int, steps: int) -> None:
     g = torch.Generator("cuda").manual_seed(0)
     memory, plans = [], []
     for step in range(steps):
-        selector = (select.top_k(3, within=masks.causal()), select.moba(256, 2))[step % 2]
+        moba = select.moba(256, 2, capacity=2**14)  # without, it waits to count partial blocks
+        selector = (select.top_k(3, within=masks.causal()), moba)[step % 2]
         shapes = (heads, 64), (kv_heads, 64), (kv_heads, 64), (heads, 64)
         qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").bfloat16() for h, d in shapes]
         given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
