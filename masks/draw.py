@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from masks.checks import Installed, file_path, integer
 from masks.files import replace
-from masks.segments import row_segments
+from masks.segments import cover, row_segments
 from masks.tiles import EMPTY, FULL, unpack_bits
 from masks.types import BlockMask
 
@@ -185,11 +185,7 @@ def shares(
     area = heights[:, None] * np.diff(ends)
     result = []
     for kind in (inside & (tile != FULL), inside & (tile == FULL)):
-        pixel_row = row[kind] // zoom_q * (n_cols + 1)
-        size = height * (n_cols + 1)
-        change = np.bincount(pixel_row + first[kind], minlength=size)
-        change -= np.bincount(pixel_row + stop[kind], minlength=size)
-        covered = np.cumsum(change.reshape(height, -1), axis=1)[:, :n_cols]  # blocks by column
+        covered = cover(height, n_cols, row[kind] // zoom_q, first[kind], stop[kind])
         result.append(np.add.reduceat(covered, ends[:-1], axis=1) / area)
     return result[0], result[1], zoom_q, zoom_k
 

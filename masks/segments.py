@@ -271,15 +271,16 @@ def row_loads(segments: Segments) -> Ints:
 
 def column_loads(segments: Segments) -> Ints:
     """(slices, cols): non-empty query blocks of every key block."""
-    return cover(segments.grid, segments.s, segments.first, segments.stop)
+    grid = segments.grid
+    return cover(grid.slices, grid.cols, segments.s, segments.first, segments.stop)
 
 
-def cover(grid: Grid, s: Ints, first: Ints, stop: Ints) -> Ints:
-    """(slices, cols): how many of the column intervals [first, stop) of slice s hold a column."""
-    width = grid.cols + 1
-    change = np.bincount(s * width + first, minlength=grid.slices * width)
-    change -= np.bincount(s * width + stop, minlength=grid.slices * width)
-    return np.cumsum(change.reshape(grid.slices, width), axis=1)[:, :-1]
+def cover(lines: int, cols: int, line: Ints, first: Ints, stop: Ints) -> Ints:
+    """(lines, cols): how many of the column intervals [first, stop) of a line hold a column."""
+    size = lines * (cols + 1)
+    change = np.bincount(line * (cols + 1) + first, minlength=size)
+    change -= np.bincount(line * (cols + 1) + stop, minlength=size)
+    return np.cumsum(change.reshape(lines, cols + 1), axis=1)[:, :-1]
 
 
 def area(segments: Segments) -> int:
@@ -310,7 +311,7 @@ def seen(segments: Segments) -> Bools:
     """(slices, n_k): whether any query sees the key."""
     grid, partial = segments.grid, segments.where(~segments.full)
     full = segments.where(segments.full)
-    whole = cover(grid, full.s, full.first, full.stop).ravel() > 0
+    whole = cover(grid.slices, grid.cols, full.s, full.first, full.stop).ravel() > 0
     of, col = expand(partial.first, partial.stop)
     place = partial.s[of] * grid.cols + col
     found = _tokens(whole, place, partial.tile[of], segments.facts.seen)

@@ -234,10 +234,8 @@ class Partition:
 
     def draw(self, path: Any = None, ax: "Axes | None" = None) -> "Axes":
         """Draw the work and the transfers of every rank; needs matplotlib, but no display."""
-        try:
+        with NEEDS_MATPLOTLIB:
             from matplotlib import pyplot as plt
-        except ImportError:
-            raise ImportError(NEEDS_MATPLOTLIB) from None
         if path is not None:
             file_path(path, EXAMPLE)
         if ax is None:

@@ -134,3 +134,9 @@ def test_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     masks.causal().partition(1024, 4).draw(tmp_path / "some.png")
     assert (tmp_path / "some.png").stat().st_size > 1000
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="pip install 'matplotlib"):
+        masks.causal().partition(1024, 4).draw()
