@@ -24,6 +24,7 @@ from sparseflash.operators.attention import call_operator, plain, run
 from sparseflash.picks import operator as picked
 from sparseflash.picks.picks import Picks
 from sparseflash.plan import plan_of_call, prepared, problem_of, traced_plan
+from sparseflash.problem import scale_or_default
 from sparseflash.request import (
     autocast,
     contiguous,
@@ -222,7 +223,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
         lines.append(f"picks become a selection: {reason}")
     lengths, starts = call.get("lengths"), call.get("starts")
     if lengths is not None or starts is not None:
-        factor = options.scale or q.shape[-1] ** -0.5
+        factor = scale_or_default(options.scale, q.shape[-1])
         lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
         padding = padding_for(score, mask, q.shape[2], k.shape[2])
         q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding, starts)

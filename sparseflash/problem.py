@@ -9,10 +9,15 @@ from torch import Tensor
 Layout = tuple[int, ...]
 
 
+def scale_or_default(scale: float | None, head_dim: int) -> float:
+    """Return what the scores are multiplied by."""
+    return head_dim**-0.5 if scale is None else scale
+
+
 class Options(NamedTuple):
     """Options of a call that its results depend on, beside the seed."""
 
-    scale: float | None  # None: the default; see `Problem.scale`
+    scale: float | None  # see `scale_or_default`
     dropout_p: float
     deterministic: bool
     backend: str
@@ -45,8 +50,7 @@ class Problem(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """What the scores are multiplied by."""
-        return self.head_dim**-0.5 if self.options.scale is None else self.options.scale
+        return scale_or_default(self.options.scale, self.head_dim)
 
     @property
     def batch(self) -> int:

@@ -21,6 +21,7 @@ from sparseflash.checks import check_tensors, is_empty, readable
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection, heads_of, to_device
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
+from sparseflash.problem import scale_or_default
 from sparseflash.schedule.blocks import Schedule
 
 HIDDEN = -30_000.0  # the score of a padding key: exp of it is 0, and float16 holds it
@@ -60,8 +61,7 @@ def attend_within(
     lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
     if is_empty(q, k):
         return attend(q, k, v, mask, **call)
-    given = call.get("scale")
-    call["scale"] = q.shape[-1] ** -0.5 if given is None else given
+    call["scale"] = scale_or_default(call.get("scale"), q.shape[-1])
     return_lse = call.pop("return_lse", False)
     n_q, n_k = q.shape[2], k.shape[2]
     padding = padding_for(call.get("score"), mask, n_q, n_k, padding)

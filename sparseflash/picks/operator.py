@@ -14,7 +14,7 @@ from sparseflash.checks import check_tensors, check_transforms, is_empty
 from sparseflash.kernels.common.device import kernels_of
 from sparseflash.operators.attention import refuse_second_derivative
 from sparseflash.picks.picks import Picks
-from sparseflash.problem import Options, Problem
+from sparseflash.problem import Options, Problem, scale_or_default
 
 _MOST_LISTS = 2**16 - 1  # batch entries x heads that pick: CUDA has no more programs in a row
 _LIST = "Tensor blocks, int block, bool causal, float scale"
@@ -105,8 +105,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """out and lse, differentiable. In q, k and v the elements of the head dim are side by side."""
     blocks = picks.blocks.expand(q.shape[0], -1, -1, -1).contiguous()
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
-    call = blocks, picks.block, picks.causal, factor
+    call = blocks, picks.block, picks.causal, scale_or_default(scale, q.shape[-1])
     return torch.ops.sparseflash.picked_forward(q, k, v, *call)[:2]
 
 
