@@ -43,19 +43,11 @@ class Options(runner.Options):
     dtype: str = both("bfloat16", "float32")
 
 
-def up(ours: BlockSparseMLP) -> nn.Module:
-    return ours.up
-
-
-def down(ours: BlockSparseMLP) -> nn.Module:
-    return ours.down
-
-
-def mlp(ours: BlockSparseMLP) -> nn.Module:
-    return ours
-
-
-WHAT = {"up": up, "down": down, "mlp": mlp}
+WHAT: dict[str, Callable[[BlockSparseMLP], nn.Module]] = {
+    "up": lambda ours: ours.up,
+    "down": lambda ours: ours.down,
+    "mlp": lambda ours: ours,
+}
 
 
 def as_dense(module: nn.Module) -> nn.Module:
@@ -158,11 +150,7 @@ def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
     @cache
     def prepared(name: str) -> tuple[nn.Module, float]:
         module = PROVIDERS[name](ours, case.block)
-        if name == "bsr":
-            with torch.no_grad():
-                found = [module(x)]
-        else:
-            found = results(module, x, dout)
+        found = [module(x)] if name == "bsr" else results(module, x, dout)
         error = max(relative_error(a, b) for a, b in zip(found, wanted(), strict=False))
         if not error <= LIMIT[x.dtype]:
             raise WrongResult(f"wrong result: error {error:.2g}", error)
@@ -172,15 +160,16 @@ def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
         module, error = prepared(row["provider"])
         given = x.detach().requires_grad_()
         wanted = [given, *module.parameters()]
+        out = module(given) if row["direction"] == "backward" else None
+
+        def step() -> None:
+            made = module(given) if out is None else out
+            torch.autograd.grad(made, wanted, dout, retain_graph=out is not None)
+
         if row["direction"] == "forward":
             with torch.no_grad():
                 times = measure(lambda: module(x), run.device, run.options.seconds)
-        elif row["direction"] == "backward":
-            out = module(given)
-            step = lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)  # noqa: E731
-            times = measure(step, run.device, run.options.seconds)
         else:
-            step = lambda: torch.autograd.grad(module(given), wanted, dout)  # noqa: E731
             times = measure(step, run.device, run.options.seconds)
         return times._asdict() | {"error": error, "computed": density}
 
@@ -205,8 +194,6 @@ def tables(frame: Any) -> dict[str, str]:
             if "ours" in ms and "dense" in ms:
                 gain = ms["dense"] / ms["ours"]
                 line += [f"{gain:.2f}x", f"{gain * same.computed.iloc[-1]:.2f}"]
-            else:
-                line += [MISSING] * 2
-            lines.append(line)
+            lines.append(line + [MISSING] * (len(head) - len(line)))
         made[str(what)] = markdown(lines, left=(0, 4))
     return made
