@@ -241,7 +241,8 @@ def places(options: Options) -> list[str]:
     names = seen if len(seen) == count else [str(i) for i in range(count)]
     gpus = range(count) if options.gpus is None else options.gpus
     if wrong := [gpu for gpu in gpus if gpu not in range(count)]:
-        raise ValueError(f"gpus={wrong}: there are {count}, counted from 0")
+        known = f"has the GPUs 0 to {count - 1}" if count else "has no GPU"
+        raise ValueError(f"gpus={wrong}: this machine {known}; without gpus= all are taken")
     groups = [",".join(names[gpu] for gpu in gpus[i : i + each]) for i in range(0, count, each)]
     return (groups[: len(gpus) // each] or [""]) * options.at_once
 
