@@ -41,7 +41,7 @@ def test_recipes_have_settings_for_tasks():
         assert small.folder != full.folder and small.identity() != full.identity(), given
     for recipe in CHOICES["recipe"]:
         other = settings("task=listops", "task.name=mine", f"recipe={recipe}", "scale=full")
-        assert other.batch == 32
+        assert other.batch == 32 and other.steps > Settings.steps, recipe
 
 
 def test_small_is_for_a_cpu_and_what_is_given_comes_before_it_and_the_recipe(monkeypatch):
