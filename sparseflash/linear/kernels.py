@@ -25,7 +25,6 @@ class Tiles(NamedTuple):
     """How a kernel is cut.
 
     swap: the rows of a product of tensor cores are features of the output instead of tokens.
-    span: tiles of tokens that a program computes, one after the other.
     group: blocks of a program of `_sampled`; flip: they share a column of blocks, not a row.
     """
 
@@ -34,7 +33,6 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     swap: bool = False
-    span: int = 1
     group: int = 1
     flip: bool = False
 
@@ -90,10 +88,10 @@ def product(
     stages = _stages(tiles, (rows + block * (1 + twice)) * depth, x)
     with on(x.device):
         launch(
-            _product, (lines * -(-tokens // (rows * tiles.span)),),
+            _product, (lines * -(-tokens // rows),),
             x, weight, bias, out, kept, pre, _desc(x, rows, depth), _desc(weight, *box), *descs,
-            ptr, idx, num, order, tokens, lines, len(num) // 2, BLOCK=block, ROWS=rows,
-            DEPTH=depth, SPAN=tiles.span, TRANSPOSED=transposed, SWAP=tiles.swap, ACT=act,
+            ptr, idx, num, order, lines, len(num) // 2, BLOCK=block, ROWS=rows,
+            DEPTH=depth, TRANSPOSED=transposed, SWAP=tiles.swap, ACT=act,
             GATE=gate, PRECISION=_precision(x), num_warps=tiles.warps,
             num_stages=2 * stages - 1,  # the loads of lists are stages, too
         )  # fmt: skip
@@ -125,6 +123,7 @@ def sampled(dy: Tensor, x: Tensor, mask: str, block: int) -> Tensor:
     return out
 
 
+@cache
 def split(groups: int, tokens: int, block: int, tiles: Tiles, device: torch.device) -> int:
     """Return in how many parts programs share the tokens, each of which has sums of its own."""
     slots = _sms(device) * 8 // tiles.warps
@@ -181,12 +180,12 @@ def activation(x, ACT: tl.constexpr):
         return x * s, s + x * s * (1 - s)
 
 
-@triton.jit(do_not_specialize=("tokens", "lines", "second"))
+@triton.jit(do_not_specialize=("lines", "second"))
 def _product(
     X, W, Bias, Out, Kept, Pre, X_desc, W_desc, Out_desc, Kept_desc, Pre_desc,
-    ptr, idx, num, order, tokens, lines, second,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, SPAN: tl.constexpr,
-    TRANSPOSED: tl.constexpr, SWAP: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr,
+    ptr, idx, num, order, lines, second,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, TRANSPOSED: tl.constexpr,
+    SWAP: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """X (tokens, .) by the blocks W[num[e]] of line `order[.]`, at the blocks idx[e] of X.
@@ -200,42 +199,21 @@ def _product(
     TWICE: tl.constexpr = GATE and Pre is None
     if not TWICE:
         line = tl.load(order + line)
-    t = (pid // lines) * (ROWS * SPAN)
+    t = (pid // lines) * ROWS
     begin = tl.load(ptr + line)
     steps = (tl.load(ptr + line + 1) - begin) * (BLOCK // DEPTH)
-    zero = tl.zeros([BLOCK, ROWS] if SWAP else [ROWS, BLOCK], tl.float32)
-    acc, acc_2 = zero, zero
-    # the steps of all tiles are one loop, so that its loads go on while a tile is stored
-    span = tl.minimum(SPAN, tl.cdiv(tokens - t, ROWS))
-    for s in range(steps * span):
-        step = s if SPAN == 1 else s % steps
-        at = t if SPAN == 1 else t + s // steps * ROWS
-        e, k = begin + step // (BLOCK // DEPTH), step % (BLOCK // DEPTH) * DEPTH
-        x = X_desc.load([at, tl.load(idx + e) * BLOCK + k])  # [ROWS, DEPTH]
+    acc = tl.zeros([BLOCK, ROWS] if SWAP else [ROWS, BLOCK], tl.float32)
+    acc_2 = acc
+    for s in range(steps):
+        e, k = begin + s // (BLOCK // DEPTH), s % (BLOCK // DEPTH) * DEPTH
+        x = X_desc.load([t, tl.load(idx + e) * BLOCK + k])  # [ROWS, DEPTH]
         row = tl.load(num + e) * BLOCK
         acc = _multiply(x, W_desc, row, k, acc, TRANSPOSED, SWAP, PRECISION)
         if TWICE:
             row += second * BLOCK
             acc_2 = _multiply(x, W_desc, row, k, acc_2, TRANSPOSED, SWAP, PRECISION)
-        if SPAN > 1:
-            if step == steps - 1:
-                _finish(acc, acc_2, Bias, Kept, Pre, Out_desc, Kept_desc, Pre_desc, at, line, lines,
-                        BLOCK, SWAP, ACT, GATE)  # fmt: skip
-                acc, acc_2 = zero, zero
-    if SPAN == 1 or steps == 0:
-        for i in range(span):
-            _finish(acc, acc_2, Bias, Kept, Pre, Out_desc, Kept_desc, Pre_desc, t + i * ROWS, line,
-                    lines, BLOCK, SWAP, ACT, GATE)  # fmt: skip
 
-
-@triton.jit
-def _finish(
-    acc, acc_2, Bias, Kept, Pre, Out_desc, Kept_desc, Pre_desc, t, line, lines,
-    BLOCK: tl.constexpr, SWAP: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr,
-):  # fmt: skip
-    """Store the results of a tile; see `_product`."""
     n = tl.arange(0, BLOCK)
-    TWICE: tl.constexpr = GATE and Pre is None
     if SWAP:
         acc, acc_2 = acc.T, acc_2.T
     if Bias is not None:

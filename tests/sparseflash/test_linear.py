@@ -124,11 +124,11 @@ def test_random_calls_of_kernels(kernels, part):
         check_some(seed, [torch.float32, torch.float16], [16, 32] if seed % 5 else [64])
 
 
-@pytest.mark.parametrize("swap, group, span", [(False, 1, 2), (True, 2, 1), (True, 4, 3)])
-def test_each_form_of_the_kernels(kernels, monkeypatch, swap, group, span):
+@pytest.mark.parametrize("swap, group", [(False, 1), (True, 2), (True, 4)])
+def test_each_form_of_the_kernels(kernels, monkeypatch, swap, group):
     from sparseflash.linear import kernels as module
 
-    tiles = module.Tiles(64, 32, 4, 3, swap, span, group, flip=swap)
+    tiles = module.Tiles(64, 32, 4, 3, swap, group, flip=swap)
     monkeypatch.setattr(module, "product_tiles", lambda *given: tiles)
     monkeypatch.setattr(module, "sampled_tiles", lambda *given: tiles)
     monkeypatch.setattr(module, "split", lambda *given: 2)
