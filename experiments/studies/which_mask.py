@@ -143,14 +143,15 @@ class Part:
 
 GPU = (
     "warmup=200", "batch=32", "steps=10000", "eval_every=250", "log_every=250", "val_tokens=524288",
-    "compile=false", "precision=bf16",
+    "compile=false", "precision=bf16", "betas=[0.9,0.98]",
 )  # fmt: skip
 RECIPE = ("lr=2e-3", "conv=3")  # of all parts after part=recipe
 PARTS = {
     "first": Part(
         "the smallest form, on a CPU", ("passkey:5",), (256,), (0.25,), (8,),
         families=tuple(STATIC), seeds="0",
-        recipe=("provider=sdpa", "batch=8", "steps=600", "lr=5e-3", "conv=3", "warmup=50",
+        recipe=("provider=sdpa", "batch=8", "steps=800", "lr=2e-3", "betas=[0.9,0.98]",
+                "conv=3", "warmup=50",
                 "eval_every=50", "log_every=50", "val_tokens=32768"),
     ),
     "recipe": Part(
@@ -237,7 +238,7 @@ def collect(options: Options) -> None:
     write_whole(path, lambda file: file.write(packed), "rows")
 
 
-OWN = ("batch", "lr", "conv", "init_std", "precision")  # of a recipe, in its rows
+OWN = ("steps", "batch", "lr", "conv", "init_std", "precision")  # of a recipe, in its rows
 CASE = ("data", "context", "layers", "mask")
 SHARED = ["data", "context", "layers", "block", "recipe"]
 
