@@ -17,6 +17,8 @@ from sparseflash.select import Selector
 PROVIDERS = ("sparse", "standard", "sdpa")
 PLANS = ("same", "contexts", "masks", "equal_time")
 LAYERS = "layers"  # of compile: every block by itself
+# newer settings and their defaults, with which a run keeps the folder that it has had
+ADDED = {"layers": None, "conv": None, "init_std": STD, "stop_at": None}
 
 
 MODELS = {
@@ -104,8 +106,12 @@ class Settings(Training):
         """The folder of the run: other settings, another folder."""
         words = [self.name or self.model, self.provider, self.mask or "", str(self.context)]
         text = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in words if word)
-        own = digest({k: v for k, v in self.identity().items() if k != "seed"})[:6]
-        return Path(self.runs, f"{text[:80]}-{own}", f"seed{self.seed}")
+        own = {
+            name: value
+            for name, value in self.identity().items()
+            if name != "seed" and not (name in ADDED and value == ADDED[name])
+        }
+        return Path(self.runs, f"{text[:80]}-{digest(own)[:6]}", f"seed{self.seed}")
 
 
 store("lm", Settings)
