@@ -39,19 +39,22 @@ from sparseflash.kernels.hopper.backward.feed import (
     storer,
 )  # fmt: skip
 from sparseflash.kernels.hopper.backward.single import single_consumer
-from sparseflash.kernels.hopper.backward.tile import allowed_words, as_rows, block_hash, open_tile
-from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
+from sparseflash.kernels.hopper.backward.tile import (
+    allowed_words,
+    as_rows,
+    block_hash,
+    over_tiles,
+    store_gradients,
+)  # fmt: skip
+from sparseflash.kernels.hopper.backward.wide import keys, values
 from sparseflash.kernels.hopper.columns import (
     no_sums,
     products,
     scaled,
     start_sums,
-    store_part,
-    store_shared,
     wait_sums,
 )  # fmt: skip
 from sparseflash.kernels.hopper.common import (
-    WARPGROUP,
     accumulator,
     meet,
     new_barriers,
@@ -62,7 +65,7 @@ from sparseflash.kernels.hopper.gluon import HOISTS
 from sparseflash.kernels.hopper.masking import where_allowed, words_layout
 from sparseflash.kernels.hopper.score import numbers_of, scored, sloped
 from sparseflash.kernels.hopper.softmax import as_tile
-from sparseflash.kernels.hopper.work import RECORD, TILE, read, wait_record
+from sparseflash.kernels.hopper.work import RECORD
 
 
 @gluon.jit
@@ -204,88 +207,71 @@ def _store_sums(f, sums, tile):
 
 
 @gluon.jit
+def _on_tile(f, tile, g, CONSUMER: gl.constexpr):
+    """Make dK and dV of 64 keys, and what they add to dQ."""
+    bufs, bars = f.bufs, f.bars
+    FIRST: gl.constexpr = 1 if f.WITH_DQ else 0
+    kv, n, n_partial, entry, limit = tile.kv, tile.n, tile.n_partial, tile.entry, tile.limit
+    bit = tile.bit
+    dk = no_sums(f.COLUMNS)
+    dv = no_sums(f.COLUMNS_V)
+    sums = ()
+    for _ in gl.static_range(f.SUMS):
+        zeros = gl.zeros([64, 4], gl.float32, words_layout(f.BLOCK_M))
+        sums = sums + (zeros,)  # noqa: RUF005
+    kept_k = kept_rows(f, bufs.k.index(kv), f.COLUMNS, CONSUMER)
+    kept_v = kept_rows(f, bufs.v.index(kv), f.COLUMNS_V, CONSUMER)
+    if f.WITH_DQ:
+        if n > 0:
+            first_words = allowed_words(f, bit, limit, CONSUMER)
+            bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
+            dk, dv, sums = _block(
+                f, dk, dv, sums, kept_k, kept_v, operands(f, kv, g % f.STAGES, 0, CONSUMER), g,
+                first_words, (n_partial > 0) | (limit < 64), entry, tile, CONSUMER, True,
+                f.PARTIAL,
+            )  # fmt: skip
+            g += 1
+    # partial blocks come first, in a loop of their own where that was measured to be faster:
+    # the loop of full blocks is that of attention without a mask then
+    j0 = FIRST
+    for loop in gl.static_range(f.LOOPS):
+        end = gl.where(limit < 64, n, n_partial) if loop < f.LOOPS - 1 else n
+        for j in range(j0, end):
+            words = 0
+            if f.PARTIAL and loop == 0:
+                words = allowed_words(f, bit, limit, CONSUMER)
+                bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
+            dk, dv, sums = _block(
+                f, dk, dv, sums, kept_k, kept_v, operands(f, kv, g % f.STAGES, j, CONSUMER), g,
+                words, (j < n_partial) | (limit < 64), entry + j * f.GATHER, tile, CONSUMER,
+                False, f.PARTIAL and loop == 0,
+            )  # fmt: skip
+            g += 1
+        j0 = gl.maximum(j0, end)
+    if f.WITH_DQ:
+        if n > 0:
+            last = g - 1
+            mbarrier.wait(bars.ds_full.index(last & 1), (last >> 1) & 1)
+            k = bufs.k.index(kv).reshape([f.BLOCK_N, f.BLOCK_D])
+            dq_async = start_dq(bufs.ds.index(last & 1), k, CONSUMER, f.COLUMNS)
+            dq = warpgroup_mma_wait(0, deps=(dq_async,))
+            block = early_block(f, entry + (n - 1) * f.GATHER)
+            add_dq(f, dq, block, tile.row0, CONSUMER)
+        if f.CONSUMERS == 2:
+            meet(n)  # dQ of either consumer reads all of K
+    if f.SUMS > 0:
+        _store_sums(f, sums, tile)
+    dk = scaled(dk, gradient_scale(f.scale_log2))
+    if f.DROPOUT:
+        dv = scaled(dv, f.keep_scale)
+    store_gradients(f, tile, dk, dv, CONSUMER)
+    return g
+
+
+@gluon.jit
 def _consumer(f, CONSUMER: gl.constexpr):
     """Four warps: dK and dV of 64 keys of the tile."""
-    bufs, bars, record = f.bufs, f.bars, f.bufs.record
-    BLOCK_N: gl.constexpr = f.BLOCK_N
-    BLOCK_D: gl.constexpr = f.BLOCK_D
-    BLOCK_DV: gl.constexpr = f.BLOCK_DV
-    FIRST: gl.constexpr = 1 if f.WITH_DQ else 0
-    t = 0  # tiles
-    g = 0  # blocks, over all tiles
-    wait_record(bars.record_full, 0)
-    tile_index = read(record, 0, TILE, WARPGROUP)
-    while tile_index >= 0:
-        tile = open_tile(f, t, tile_index, CONSUMER * 64)
-        kv, n, n_partial, entry, limit = tile.kv, tile.n, tile.n_partial, tile.entry, tile.limit
-        bit = tile.bit
-        dk = no_sums(f.COLUMNS)
-        dv = no_sums(f.COLUMNS_V)
-        sums = ()
-        for _ in gl.static_range(f.SUMS):
-            zeros = gl.zeros([64, 4], gl.float32, words_layout(f.BLOCK_M))
-            sums = sums + (zeros,)  # noqa: RUF005
-        mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
-        kept_k = kept_rows(f, bufs.k.index(kv), f.COLUMNS, CONSUMER)
-        kept_v = kept_rows(f, bufs.v.index(kv), f.COLUMNS_V, CONSUMER)
-        if f.WITH_DQ:
-            if n > 0:
-                first_words = allowed_words(f, bit, limit, CONSUMER)
-                bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
-                dk, dv, sums = _block(
-                    f, dk, dv, sums, kept_k, kept_v, operands(f, kv, g % f.STAGES, 0, CONSUMER), g,
-                    first_words, (n_partial > 0) | (limit < 64), entry, tile, CONSUMER, True,
-                    f.PARTIAL,
-                )  # fmt: skip
-                g += 1
-        # partial blocks come first, in a loop of their own where that was measured to be faster:
-        # the loop of full blocks is that of attention without a mask then
-        j0 = FIRST
-        for loop in gl.static_range(f.LOOPS):
-            end = gl.where(limit < 64, n, n_partial) if loop < f.LOOPS - 1 else n
-            for j in range(j0, end):
-                words = 0
-                if f.PARTIAL and loop == 0:
-                    words = allowed_words(f, bit, limit, CONSUMER)
-                    bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
-                dk, dv, sums = _block(
-                    f, dk, dv, sums, kept_k, kept_v, operands(f, kv, g % f.STAGES, j, CONSUMER), g,
-                    words, (j < n_partial) | (limit < 64), entry + j * f.GATHER, tile, CONSUMER,
-                    False, f.PARTIAL and loop == 0,
-                )  # fmt: skip
-                g += 1
-            j0 = gl.maximum(j0, end)
-        if f.WITH_DQ:
-            if n > 0:
-                last = g - 1
-                mbarrier.wait(bars.ds_full.index(last & 1), (last >> 1) & 1)
-                k = bufs.k.index(kv).reshape([BLOCK_N, BLOCK_D])
-                dq_async = start_dq(bufs.ds.index(last & 1), k, CONSUMER, f.COLUMNS)
-                dq = warpgroup_mma_wait(0, deps=(dq_async,))
-                block = early_block(f, entry + (n - 1) * f.GATHER)
-                add_dq(f, dq, block, tile.row0, CONSUMER)
-            if f.CONSUMERS == 2:
-                meet(n)  # dQ of either consumer reads all of K
-        if f.SUMS > 0:
-            _store_sums(f, sums, tile)
-        dk = scaled(dk, gradient_scale(f.scale_log2))
-        if f.DROPOUT:
-            dv = scaled(dv, f.keep_scale)
-        if f.SPLIT:
-            if tile.part >= 0:
-                row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * BLOCK_N + CONSUMER * 64
-                at = f.parts + row * (BLOCK_D + BLOCK_DV)
-                store_part(at, 0, dk, BLOCK_D + BLOCK_DV)
-                store_part(at, BLOCK_D, dv, BLOCK_D + BLOCK_DV)
-        dv_place = bufs.v.index(kv).reshape([BLOCK_N, BLOCK_DV]).slice(CONSUMER * 64, 64, 0)
-        store_shared(dv_place, dv)
-        dk_place = bufs.k.index(kv).reshape([BLOCK_N, BLOCK_D]).slice(CONSUMER * 64, 64, 0)
-        store_shared(dk_place, dk)
-        fence_async_shared()
-        mbarrier.arrive(bars.out_full.index(kv), count=1)
-        t += 1
-        wait_record(bars.record_full, t)
-        tile_index = read(record, t & 1, TILE, WARPGROUP)
+    over_tiles(f, _on_tile, CONSUMER)
 
 
 @gluon.jit(do_not_specialize=[
@@ -366,6 +352,7 @@ def backward_cols(
         mbarrier.init(record_full.index(i), count=1)
         mbarrier.init(record_empty.index(i), count=CONSUMERS + 2)
     mbarrier.init(record_go, count=1)
+    p_s, p_full, p_empty = lse_log2, record_full, record_full  # stand-ins
     if WIDE:
         FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
         p_s = gl.allocate_shared_memory(gl.float32, [BLOCK_N * BLOCK_M], FLAT)
@@ -380,13 +367,14 @@ def backward_cols(
             neg_delta=neg_delta_desc,
         ),
         bufs=Buffers(
-            q=q_s, dout=dout_s, k=k_s, v=v_s, ds=ds_s, lse_log2=lse_log2,
+            q=q_s, dout=dout_s, k=k_s, v=v_s, ds=ds_s, p=p_s, lse_log2=lse_log2,
             neg_delta=neg_delta, record=record,
         ),
         bars=Barriers(
             kv_full=kv_full, kv_empty=kv_empty, q_full=q_full, q_empty=q_empty,
-            dout_full=dout_full, dout_empty=dout_empty, ds_full=ds_full, out_full=out_full,
-            record_full=record_full, record_empty=record_empty, record_go=record_go,
+            dout_full=dout_full, dout_empty=dout_empty, ds_full=ds_full, p_full=p_full,
+            p_empty=p_empty, out_full=out_full, record_full=record_full,
+            record_empty=record_empty, record_go=record_go,
         ),
         idx=idx_ptr, bit=bit_ptr, bits=bits_ptr, dq=dq_ptr, parts=parts_ptr, seed=seed_ptr,
         kv_heads=kv_heads, group=group, n_pad=n_pad, n_blocks=n_blocks, n_k=n_k,
@@ -401,46 +389,22 @@ def backward_cols(
         SCORE=SCORE, NUMBERS=NUMBERS, SLOPE=SLOPE, SUMS=SUMS,
         LOOPS=2 if PARTIAL and WITH_DQ and COLUMNS + COLUMNS_V <= 192 else 1,
     )  # fmt: skip
-    if WIDE:
-        w = Wide(cols=f, p=p_s, p_full=p_full, p_empty=p_empty)
+    if WIDE or CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (values, (w,)),
-                (keys, (w,)),
+                (values if WIDE else _consumer, (f, 0)),
+                (keys if WIDE else _consumer, (f, 1)),
                 (producer, (f,)),
                 (scheduler, (f, kv_heads, together)),
                 (storer, (f,)),
             ],
             [4, 1, 1, 1],
             [REGISTERS, 24, 24, 24],
-        )
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_consumer, (f, 0)),
-                (_consumer, (f, 1)),
-                (producer, (f,)),
-                (scheduler, (f, kv_heads, together)),
-                (storer, (f,)),
-            ],
-            [4, 1, 1, 1],
-            [REGISTERS, 24, 24, 24],
-        )
-    elif SINGLE:
-        gl.warp_specialize(
-            [
-                (single_consumer, (f,)),
-                (producer, (f,)),
-                (scheduler, (f, kv_heads, together)),
-                (storer, (f,)),
-            ],
-            [1, 1, 1],
-            [24, 24, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (_consumer, (f, 0)),
+                (single_consumer if SINGLE else _consumer, (f, 0)),
                 (producer, (f,)),
                 (scheduler, (f, kv_heads, together)),
                 (storer, (f,)),

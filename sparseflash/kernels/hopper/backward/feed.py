@@ -33,6 +33,7 @@ class Buffers:
     k: gl.shared_memory_descriptor  # [KV_STAGES, 1, 1, BLOCK_N, BLOCK_D]; also dK
     v: gl.shared_memory_descriptor  # [KV_STAGES, 1, 1, BLOCK_N, BLOCK_DV]; also dV
     ds: gl.shared_memory_descriptor  # WITH_DQ: [2, BLOCK_N, BLOCK_M]; otherwise any
+    p: gl.shared_memory_descriptor  # `wide.py`: float32 [4096], P^T in the order of the registers
     lse_log2: gl.shared_memory_descriptor  # float32 [STAGES, BLOCK_M]
     neg_delta: gl.shared_memory_descriptor  # float32 [STAGES, BLOCK_M]
     record: gl.shared_memory_descriptor  # [2 * RECORD, 1]: the work to do
@@ -49,6 +50,8 @@ class Barriers:
     dout_full: gl.shared_memory_descriptor  # of dO and neg_delta
     dout_empty: gl.shared_memory_descriptor
     ds_full: gl.shared_memory_descriptor  # of the dS of both consumers
+    p_full: gl.shared_memory_descriptor  # `wide.py`: of P^T
+    p_empty: gl.shared_memory_descriptor
     out_full: gl.shared_memory_descriptor  # dK and dV stand in the place of K and V
     record_full: gl.shared_memory_descriptor
     record_empty: gl.shared_memory_descriptor

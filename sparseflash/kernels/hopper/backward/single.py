@@ -16,21 +16,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from sparseflash.kernels.common.softmax import gradient_scale, probabilities
 from sparseflash.kernels.hopper.backward.dq import add_part, early_block, start_columns
 from sparseflash.kernels.hopper.backward.feed import operands
-from sparseflash.kernels.hopper.backward.tile import allowed_words, as_rows, open_tile
+from sparseflash.kernels.hopper.backward.tile import (
+    allowed_words,
+    as_rows,
+    over_tiles,
+    store_gradients,
+)  # fmt: skip
 from sparseflash.kernels.hopper.columns import (
     no_sums,
     products,
     scaled,
     start_scores,
     start_sums,
-    store_part,
-    store_shared,
     wait_sums,
 )  # fmt: skip
-from sparseflash.kernels.hopper.common import WARPGROUP, accumulator
+from sparseflash.kernels.hopper.common import accumulator
 from sparseflash.kernels.hopper.gluon import barrier
 from sparseflash.kernels.hopper.masking import where_allowed
-from sparseflash.kernels.hopper.work import TILE, read, wait_record
 
 
 @gluon.jit
@@ -105,55 +107,41 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
 
 
 @gluon.jit
-def single_consumer(f):
+def _on_tile(f, tile, g, CONSUMER: gl.constexpr):
+    """Make dK and dV of 64 keys, and what they add to dQ."""
+    bufs = f.bufs
+    kv, n, bit, limit = tile.kv, tile.n, tile.bit, tile.limit
+    dk = no_sums(f.COLUMNS)
+    dv = no_sums(f.COLUMNS_V)
+    if n > 0:
+        words = allowed_words(f, bit, limit, 0)
+        masked = (bit >= 0) | (limit < 64)
+        bit = gl.load(f.bit + tile.begin + 1)
+        dk, dv = _block(
+            f, dk, dv, operands(f, kv, g % f.STAGES, 0, 0), g, words, masked, tile.begin, tile,
+            True,
+        )  # fmt: skip
+        g += 1
+    for j in range(1, n):
+        words = allowed_words(f, bit, limit, 0)
+        masked = (bit >= 0) | (limit < 64)
+        bit = gl.load(f.bit + tile.begin + j + 1)
+        dk, dv = _block(
+            f, dk, dv, operands(f, kv, g % f.STAGES, j, 0), g, words, masked, tile.begin + j,
+            tile, False,
+        )  # fmt: skip
+        g += 1
+    if n > 0:
+        k = bufs.k.index(kv).reshape([64, f.BLOCK_D])
+        dq = warpgroup_mma_wait(0, deps=(_start_dq(f, bufs.ds.index(0), k, 1),))
+        _add_dq(f, dq, tile.begin + n - 1, tile.row0, f.BLOCK_D // 2)
+        barrier()  # all warps have read K and dS
+    dk = scaled(dk, gradient_scale(f.scale_log2))
+    store_gradients(f, tile, dk, dv, CONSUMER)
+    return g
+
+
+@gluon.jit
+def single_consumer(f, CONSUMER: gl.constexpr):
     """Four warps: dK and dV of 64 keys, and what they add to dQ."""
-    bufs, bars, record = f.bufs, f.bars, f.bufs.record
-    BLOCK_D: gl.constexpr = f.BLOCK_D
-    BLOCK_DV: gl.constexpr = f.BLOCK_DV
-    t = 0  # tiles
-    g = 0  # blocks, over all tiles
-    wait_record(bars.record_full, 0)
-    tile_index = read(record, 0, TILE, WARPGROUP)
-    while tile_index >= 0:
-        tile = open_tile(f, t, tile_index, 0)
-        kv, n, bit, limit = tile.kv, tile.n, tile.bit, tile.limit
-        dk = no_sums(f.COLUMNS)
-        dv = no_sums(f.COLUMNS_V)
-        mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
-        if n > 0:
-            words = allowed_words(f, bit, limit, 0)
-            masked = (bit >= 0) | (limit < 64)
-            bit = gl.load(f.bit + tile.begin + 1)
-            dk, dv = _block(
-                f, dk, dv, operands(f, kv, g % f.STAGES, 0, 0), g, words, masked, tile.begin, tile,
-                True,
-            )  # fmt: skip
-            g += 1
-        for j in range(1, n):
-            words = allowed_words(f, bit, limit, 0)
-            masked = (bit >= 0) | (limit < 64)
-            bit = gl.load(f.bit + tile.begin + j + 1)
-            dk, dv = _block(
-                f, dk, dv, operands(f, kv, g % f.STAGES, j, 0), g, words, masked, tile.begin + j,
-                tile, False,
-            )  # fmt: skip
-            g += 1
-        if n > 0:
-            k = bufs.k.index(kv).reshape([64, BLOCK_D])
-            dq = warpgroup_mma_wait(0, deps=(_start_dq(f, bufs.ds.index(0), k, 1),))
-            _add_dq(f, dq, tile.begin + n - 1, tile.row0, BLOCK_D // 2)
-            barrier()  # all warps have read K and dS
-        dk = scaled(dk, gradient_scale(f.scale_log2))
-        if f.SPLIT:
-            if tile.part >= 0:
-                row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * 64
-                at = f.parts + row * (BLOCK_D + BLOCK_DV)
-                store_part(at, 0, dk, BLOCK_D + BLOCK_DV)
-                store_part(at, BLOCK_D, dv, BLOCK_D + BLOCK_DV)
-        store_shared(bufs.v.index(kv).reshape([64, BLOCK_DV]), dv)
-        store_shared(bufs.k.index(kv).reshape([64, BLOCK_D]), dk)
-        fence_async_shared()
-        mbarrier.arrive(bars.out_full.index(kv), count=1)
-        t += 1
-        wait_record(bars.record_full, t)
-        tile_index = read(record, t & 1, TILE, WARPGROUP)
+    over_tiles(f, _on_tile, CONSUMER)

@@ -1,11 +1,12 @@
-"""A tile of keys, as a consumer of the pass over columns sees it."""
+"""A tile of keys, as a consumer of the pass over columns sees it, and the loop over tiles."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from sparseflash.kernels.common.dropout import head_keys
 from sparseflash.kernels.hopper.backward.feed import split_index
+from sparseflash.kernels.hopper.columns import store_part, store_shared
 from sparseflash.kernels.hopper.common import WARPGROUP, fields
 from sparseflash.kernels.hopper.dropout import tile_hash
 from sparseflash.kernels.hopper.masking import words_below
@@ -16,7 +17,9 @@ from sparseflash.kernels.hopper.work import (
     N_ENTRIES,
     N_PARTIAL,
     PART,
+    TILE,
     read,
+    wait_record,
 )  # fmt: skip
 
 
@@ -40,7 +43,28 @@ class Tile:
 
 
 @gluon.jit
-def open_tile(f, t, tile, KEYS: gl.constexpr):
+def over_tiles(f, ON_TILE: gl.constexpr, CONSUMER: gl.constexpr):
+    """Run ON_TILE(f, tile, g, CONSUMER) for each tile of this program, once K and V are there. It
+    leaves its gradients in their place, and returns g, the blocks so far.
+    """
+    bars, record = f.bars, f.bufs.record
+    t = 0  # tiles
+    g = 0  # blocks, over all tiles
+    wait_record(bars.record_full, 0)
+    index = read(record, 0, TILE, WARPGROUP)
+    while index >= 0:
+        tile = _open_tile(f, t, index, CONSUMER * 64 % f.BLOCK_N)
+        mbarrier.wait(bars.kv_full.index(tile.kv), (t // f.KV_STAGES) & 1)
+        g = ON_TILE(f, tile, g, CONSUMER)
+        fence_async_shared()
+        mbarrier.arrive(bars.out_full.index(tile.kv), count=1)
+        t += 1
+        wait_record(bars.record_full, t)
+        index = read(record, t & 1, TILE, WARPGROUP)
+
+
+@gluon.jit
+def _open_tile(f, t, tile, KEYS: gl.constexpr):
     """Tile t of this program, which the record names; KEYS: the first of it that are meant."""
     record = f.bufs.record
     begin = read(record, t & 1, BEGIN, WARPGROUP)
@@ -95,3 +119,19 @@ def block_hash(f, idx, tile):
     if f.GROUPED:
         row_head, column_head = head_keys(f.seed, tile.bh * f.group + hg)
     return tile_hash(tile.k_start, column_head, block, row_head, f.BLOCK_M, BLOCK_Q, True)
+
+
+@gluon.jit
+def store_gradients(f, tile, dk, dv, CONSUMER: gl.constexpr):
+    """Store dK and dV of 64 keys where K and V were, and as a part of a split tile."""
+    WIDTH: gl.constexpr = f.BLOCK_D + f.BLOCK_DV
+    if f.SPLIT:
+        if tile.part >= 0:
+            row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * f.BLOCK_N + CONSUMER * 64
+            at = f.parts + row * WIDTH
+            store_part(at, 0, dk, WIDTH)
+            store_part(at, f.BLOCK_D, dv, WIDTH)
+    v = f.bufs.v.index(tile.kv).reshape([f.BLOCK_N, f.BLOCK_DV])
+    store_shared(v.slice(CONSUMER * 64, 64, 0), dv)
+    k = f.bufs.k.index(tile.kv).reshape([f.BLOCK_N, f.BLOCK_D])
+    store_shared(k.slice(CONSUMER * 64, 64, 0), dk)

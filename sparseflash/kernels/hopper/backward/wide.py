@@ -19,8 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from sparseflash.kernels.common.softmax import gradient_scale, probabilities
 from sparseflash.kernels.hopper.backward.dq import add_part, early_block
-from sparseflash.kernels.hopper.backward.feed import Columns
-from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, open_tile
+from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, over_tiles
 from sparseflash.kernels.hopper.columns import (
     no_sums,
     products,
@@ -32,30 +31,17 @@ from sparseflash.kernels.hopper.columns import (
     wait_sums,
 )  # fmt: skip
 from sparseflash.kernels.hopper.common import (
-    WARPGROUP,
     accumulator,
     arrive,
-    fields,
     meet,
     wait_empty,
     wait_full,
 )  # fmt: skip
 from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.masking import where_allowed
-from sparseflash.kernels.hopper.work import TILE, read, wait_record
 
 # columns of dQ that one consumer has; the other has those in use beyond
 FIRST_DQ = gl.constexpr(128)
-
-
-@fields
-class Wide:
-    """What the kernel has beside the fields of `backward_cols`."""
-
-    cols: Columns
-    p: gl.shared_memory_descriptor  # float32 [4096]: P^T, in the order of the registers
-    p_full: gl.shared_memory_descriptor
-    p_empty: gl.shared_memory_descriptor
 
 
 # ------------------------------------------------------------------ products
@@ -105,11 +91,10 @@ def _take(place, LAYOUT: gl.constexpr):
 
 # ------------------------------------------------------------------ consumers
 @gluon.jit
-def _value_block(w, dv, tile, g, entry, words, masked, FIRST: gl.constexpr):
+def _value_block(f, dv, tile, g, entry, words, masked, FIRST: gl.constexpr):
     """P^T of a block, for the other consumer too, and dV; the last columns of dQ of the block
     before, unless this is the first. No product is in flight when it returns.
     """
-    f = w.cols
     bufs, bars = f.bufs, f.bars
     SCORES: gl.constexpr = accumulator(f.BLOCK_M)  # layout of S^T and P^T
     QUERIES: gl.constexpr = gl.SliceLayout(0, SCORES)  # of a number for each query
@@ -128,9 +113,9 @@ def _value_block(w, dv, tile, g, entry, words, masked, FIRST: gl.constexpr):
     if f.DROPOUT:
         idx = entry_blocks(entry, f.BLOCK_M, f.BLOCK_M // f.GATHER)
         p = signed(p, block_hash(f, idx, tile), f.threshold, True)
-    wait_empty(w.p_empty, g)
-    _give(w.p, p)
-    arrive(w.p_full, g)
+    wait_empty(bars.p_empty, g)
+    _give(bufs.p, p)
+    arrive(bars.p_full, g)
     p = kept(p, bufs.q.dtype) if f.DROPOUT else p.to(bufs.q.dtype)
     if f.COLUMNS > FIRST_DQ and not FIRST:
         dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, f.COLUMNS - FIRST_DQ)
@@ -147,54 +132,40 @@ def _value_block(w, dv, tile, g, entry, words, masked, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def values(w):
-    """Four warps: P^T and dV of 64 keys, and the last columns of dQ."""
-    f = w.cols
-    bufs, bars, record = f.bufs, f.bars, f.bufs.record
-    t = 0  # tiles
-    g = 0  # blocks, over all tiles
-    wait_record(bars.record_full, 0)
-    tile_index = read(record, 0, TILE, WARPGROUP)
-    while tile_index >= 0:
-        tile = open_tile(f, t, tile_index, 0)
-        n, n_partial, entry, limit = tile.n, tile.n_partial, tile.entry, tile.limit
-        dv = no_sums(f.COLUMNS_V)
-        mbarrier.wait(bars.kv_full.index(tile.kv), (t // f.KV_STAGES) & 1)
-        if n > 0:
-            words = allowed_words(f, tile.bit, limit, 0)
-            bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
+def _value_tile(f, tile, g, CONSUMER: gl.constexpr):
+    """Make P^T and dV of 64 keys, and the last columns of dQ."""
+    n, n_partial, entry, limit = tile.n, tile.n_partial, tile.entry, tile.limit
+    dv = no_sums(f.COLUMNS_V)
+    if n > 0:
+        words = allowed_words(f, tile.bit, limit, 0)
+        bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
+        dv = _value_block(
+            f, dv, tile, g, entry, words,
+            (n_partial > 0) | (limit < 64), True,
+        )  # fmt: skip
+        g += 1
+        for j in range(1, n):
+            words = allowed_words(f, bit, limit, 0)
+            bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
             dv = _value_block(
-                w, dv, tile, g, entry, words,
-                (n_partial > 0) | (limit < 64), True,
+                f, dv, tile, g,
+                entry + j * f.GATHER, words, (j < n_partial) | (limit < 64), False,
             )  # fmt: skip
             g += 1
-            for j in range(1, n):
-                words = allowed_words(f, bit, limit, 0)
-                bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
-                dv = _value_block(
-                    w, dv, tile, g,
-                    entry + j * f.GATHER, words, (j < n_partial) | (limit < 64), False,
-                )  # fmt: skip
-                g += 1
-            if f.COLUMNS > FIRST_DQ:
-                dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, f.COLUMNS - FIRST_DQ)
-                dq = warpgroup_mma_wait(0, deps=(dq_async,))
-                add_part(f, dq, early_block(f, entry + (n - 1) * f.GATHER), tile.row0, 0, FIRST_DQ)
-        meet(n)  # all of K has been read
-        if f.DROPOUT:
-            dv = scaled(dv, f.keep_scale)
-        _store(f, tile, _matrix(bufs.v, tile.kv), dv, f.BLOCK_D)
-        fence_async_shared()
-        mbarrier.arrive(bars.out_full.index(tile.kv), count=1)
-        t += 1
-        wait_record(bars.record_full, t)
-        tile_index = read(record, t & 1, TILE, WARPGROUP)
+        if f.COLUMNS > FIRST_DQ:
+            dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, f.COLUMNS - FIRST_DQ)
+            dq = warpgroup_mma_wait(0, deps=(dq_async,))
+            add_part(f, dq, early_block(f, entry + (n - 1) * f.GATHER), tile.row0, 0, FIRST_DQ)
+    meet(n)  # all of K has been read
+    if f.DROPOUT:
+        dv = scaled(dv, f.keep_scale)
+    _store(f, tile, _matrix(f.bufs.v, tile.kv), dv, f.BLOCK_D)
+    return g
 
 
 @gluon.jit
-def _key_block(w, dk, tile, g, entry):
+def _key_block(f, dk, tile, g, entry):
     """dS^T, dK and the first columns of dQ of a block. No product is in flight when it returns."""
-    f = w.cols
     bufs, bars = f.bufs, f.bars
     DTYPE: gl.constexpr = bufs.q.dtype
     SCORES: gl.constexpr = accumulator(f.BLOCK_M)  # layout of dP^T and dS^T
@@ -204,9 +175,9 @@ def _key_block(w, dk, tile, g, entry):
     mbarrier.wait(bars.dout_full.index(s), phase)
     dpt = gl.zeros([64, f.BLOCK_M], gl.float32, SCORES)
     dpt = start_scores(_matrix(bufs.v, tile.kv), _matrix(bufs.dout, s), dpt, f.COLUMNS_V, False)
-    wait_full(w.p_full, g)
-    p = _take(w.p, SCORES)
-    arrive(w.p_empty, g)
+    wait_full(bars.p_full, g)
+    p = _take(bufs.p, SCORES)
+    arrive(bars.p_empty, g)
     dpt = warpgroup_mma_wait(0, deps=(dpt,))
     neg_delta = bufs.neg_delta.index(s).load(QUERIES)[None, :]
     if f.DROPOUT:
@@ -230,33 +201,20 @@ def _key_block(w, dk, tile, g, entry):
 
 
 @gluon.jit
-def keys(w):
-    """Four warps: dS^T and dK of 64 keys, and the first columns of dQ."""
-    f = w.cols
-    bufs, bars, record = f.bufs, f.bars, f.bufs.record
-    t = 0  # tiles
-    g = 0  # blocks, over all tiles
-    wait_record(bars.record_full, 0)
-    tile_index = read(record, 0, TILE, WARPGROUP)
-    while tile_index >= 0:
-        tile = open_tile(f, t, tile_index, 0)
-        n, entry = tile.n, tile.entry
-        dk = no_sums(f.COLUMNS)
-        mbarrier.wait(bars.kv_full.index(tile.kv), (t // f.KV_STAGES) & 1)
-        for j in range(n):
-            dk = _key_block(
-                w, dk, tile, g,
-                entry + j * f.GATHER,
-            )  # fmt: skip
-            g += 1
-        meet(n)  # all of K has been read
-        dk = scaled(dk, gradient_scale(f.scale_log2))
-        _store(f, tile, _matrix(bufs.k, tile.kv), dk, 0)
-        fence_async_shared()
-        mbarrier.arrive(bars.out_full.index(tile.kv), count=1)
-        t += 1
-        wait_record(bars.record_full, t)
-        tile_index = read(record, t & 1, TILE, WARPGROUP)
+def _key_tile(f, tile, g, CONSUMER: gl.constexpr):
+    """Make dS^T and dK of 64 keys, and the first columns of dQ."""
+    n, entry = tile.n, tile.entry
+    dk = no_sums(f.COLUMNS)
+    for j in range(n):
+        dk = _key_block(
+            f, dk, tile, g,
+            entry + j * f.GATHER,
+        )  # fmt: skip
+        g += 1
+    meet(n)  # all of K has been read
+    dk = scaled(dk, gradient_scale(f.scale_log2))
+    _store(f, tile, _matrix(f.bufs.k, tile.kv), dk, 0)
+    return g
 
 
 @gluon.jit
@@ -268,3 +226,15 @@ def _store(f, tile, place, sums, FIRST: gl.constexpr):
             row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * f.BLOCK_N
             store_part(f.parts + row * WIDTH, FIRST, sums, WIDTH)
     store_shared(place, sums)
+
+
+@gluon.jit
+def values(f, CONSUMER: gl.constexpr):
+    """Four warps: P^T and dV of 64 keys, and the last columns of dQ."""
+    over_tiles(f, _value_tile, CONSUMER)
+
+
+@gluon.jit
+def keys(f, CONSUMER: gl.constexpr):
+    """Four warps: dS^T and dK of 64 keys, and the first columns of dQ."""
+    over_tiles(f, _key_tile, CONSUMER)
