@@ -6,7 +6,11 @@ triton is imported.
 
 import gc
 import os
+import resource
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import pytest
@@ -98,3 +102,27 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     from masks.build import Cache
 
     monkeypatch.setattr("masks.build.cache", Cache(max_items=1, max_bytes=1))
+
+
+@contextmanager
+def _full_disk(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size` bytes.
+
+    Bytecode is not written meanwhile: Python would leave a truncated file beside a module that is
+    imported here for the first time, and every later import of it would fail.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        sys.dont_write_bytecode = writes
+
+
+@pytest.fixture
+def full_disk():
+    """Return a context in which the disk is full."""
+    return _full_disk

@@ -13,10 +13,10 @@ from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
 from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
 from sparseflash.testing import logits, relative_error
-from tests import capping_cases
 from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, build, check, draw, random_case
 from tests.gpu_calls import GPU, MASK, SAME_BITS, captured, inputs, pairwise
 from tests.problems import problem_of
+from tests.sparseflash.score import test_triton
 
 pytestmark = GPU
 
@@ -120,14 +120,14 @@ def test_the_gradient_of_a_sink_is_the_same_bits_every_time(length, backend):
     assert first.any() and all(torch.equal(first, other) for other in others)
 
 
-@pairwise({"largest": capping_cases.LARGEST, "cap": capping_cases.CAPS, "fast": [False, True]})
+@pairwise({"largest": test_triton.LARGEST, "cap": test_triton.CAPS, "fast": [False, True]})
 def test_capped_scores(largest, cap, fast):
-    capping_cases.check(largest, cap, fast, "cuda")
+    test_triton.check_cap(largest, cap, fast, "cuda")
 
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_capped_scores_that_are_not_finite(fast):
-    capping_cases.check_what_is_not_finite(fast, "cuda")
+    test_triton.check_cap_of_what_is_not_finite(fast, "cuda")
 
 
 @pairwise(

@@ -10,7 +10,6 @@ import pytest
 
 import masks
 from masks import BlockLists, BlockMask
-from tests.full_disk import full_disk
 from tests.masks.helpers import any_blocks
 from tests.notes import note
 
@@ -167,7 +166,7 @@ def test_another_file_is_refused(tmp_path: Path, content: bytes | str):
 
 
 @pytest.mark.parametrize("picture", [False, True])
-def test_a_full_disk_leaves_the_older_file(picture: bool, tmp_path: Path):
+def test_a_full_disk_leaves_the_older_file(picture: bool, tmp_path: Path, full_disk):
     if picture:
         pytest.importorskip("matplotlib")
     path, blocks = tmp_path / "mask.png", masks.random_blocks(0.5).build(1 << 12)

@@ -26,67 +26,9 @@ from sparseflash.distributed import exchange as exchange_of
 from sparseflash.distributed.exchange import Chosen, Rows, Transfer, Units
 from sparseflash.distributed.places import Places
 from sparseflash.distributed.route import Exchange
-from sparseflash.select.base import Selector
 from tests.notes import FUZZ
-from tests.problems import FAMILIES, by_sequence
+from tests.problems import BATCH, DIM, DIM_V, DROPOUT, FAMILIES, SCORE, SIZE, Call, by_sequence
 from tests.processes import on_ranks
-
-BATCH, SIZE, DIM, DIM_V = 2, 16, 16, 24
-
-
-def far_and_near(s, b, h, q, k, n_q, n_k, factor, row, column, distance, pair):
-    """A score of every number of a pair, with tables for each kind of index."""
-    bias = row[b, q] * column[k // 3] + distance[h, k - q + n_q - n_k + 5]
-    return np.tanh(s * factor[h]) + bias + np.where(q < n_k // 2, pair[b, h, q, k % 9], 0.5)
-
-
-SCORE = sparseflash.score(far_and_near)
-DROPOUT = {"dropout_p": 0.3, "seed": 2**40 + 9}
-
-
-class Call:
-    """The same inputs on every rank, and what one process gives."""
-
-    def __init__(
-        self, n: int, heads: int, kv_heads: int, mask: Any, dtype: Any, sink: Any = None,
-        **options: Any,
-    ):  # fmt: skip
-        g = torch.Generator().manual_seed(n)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=g, dtype=dtype)
-
-        self.qkv = [
-            normal(BATCH, h, n, d) for h, d in ((heads, DIM), (kv_heads, DIM), (kv_heads, DIM_V))
-        ]
-        self.dout, self.dlse = normal(BATCH, heads, n, DIM_V), normal(BATCH, heads, n)
-        self.sink, self.options = sink, options
-        self.tables = {}
-        if options.pop("scored", False):
-            sizes = (heads,), (BATCH, n), (n,), (heads, 11), (BATCH, heads, n, 9)
-            self.tables = {
-                name: normal(*size) for name, size in zip(SCORE.names, sizes, strict=True)
-            }
-        self.want = self.run(mask, *self.qkv, self.dout, self.dlse)
-
-    def run(self, mask: Any, *given: torch.Tensor, **options: Any):
-        """Return out, LSE and the gradients of q, k, v, the sink and the tables."""
-        q, k, v = (x.detach().requires_grad_() for x in given[:3])
-        dout, dlse = given[3:]
-        mask = mask(q, k) if isinstance(mask, Selector) else mask
-        learnt = {} if self.sink is None else {"sink": self.sink.clone().requires_grad_()}
-        options = {"return_lse": True, **learnt, **self.options, **options}
-        if self.tables:
-            tables = {name: x.clone().requires_grad_() for name, x in self.tables.items()}
-            learnt |= tables
-            options["score"] = SCORE(**tables)
-        out, lse, *_ = cast(Any, sparseflash.attention)(q, k, v, mask, **options)
-        seen = torch.where(lse == -torch.inf, 0.0, lse * dlse.to(lse.dtype))
-        ((out * dout).sum() + seen.sum()).backward()
-        return out.detach(), lse.detach(), *(x.grad for x in (q, k, v, *learnt.values()))
-
-    def on(self, cp: Any, **options: Any) -> Any:
-        return self.run(cp, *(cp.shard(x, 2) for x in (*self.qkv, self.dout, self.dlse)), **options)
 
 
 def beside(heads: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Block-sparse linear layers against dense ones in float64, on the CPU and in the interpreter."""
+"""Block-sparse linear layers against dense ones in float64: CPU, interpreter and GPU."""
 
 import random
 
@@ -13,6 +13,7 @@ from masks import BlockMask
 from sparseflash import BlockSparseLinear, BlockSparseMLP
 from sparseflash.linear import operator
 from sparseflash.testing import relative_error
+from tests.gpu_calls import GPU, captured
 
 LIMITS = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 OPERATORS = (torch.ops.sparseflash.linear.default, torch.ops.sparseflash.linear_backward.default)
@@ -309,3 +310,43 @@ def test_refusals():
     out = sparseflash.linear(x, weight, mask).sum()
     with pytest.raises(RuntimeError, match="create_graph"):
         torch.autograd.grad(out, x, create_graph=True)
+
+
+# ---- on a GPU
+
+
+def made(dtype=torch.bfloat16) -> tuple[BlockSparseMLP, torch.Tensor]:
+    rule = masks.random_blocks(0.4, block=64)
+    mlp = BlockSparseMLP(256, 1024, mask=rule, block_size=64, device="cuda", dtype=dtype)
+    return mlp, torch.randn(2, 700, 256, device="cuda", dtype=dtype, requires_grad=True)
+
+
+def step(mlp, x) -> list[torch.Tensor]:
+    out = mlp(x)
+    return [out, *torch.autograd.grad(out.square().sum(), (x, *mlp.parameters()))]
+
+
+class TestGPU:
+    pytestmark = GPU
+
+    @pytest.mark.parametrize("part", range(5))
+    def test_random_calls_on_a_gpu(self, part):
+        with torch.device("cuda"):
+            for seed in range(100 * part, 100 * part + 100):
+                check_some(seed, [torch.float32, torch.float16, torch.bfloat16], [16, 32, 64, 128])
+
+    def test_gradients_are_reproducible(self):
+        mlp, x = made()
+        assert all(map(torch.equal, step(mlp, x), step(mlp, x)))
+
+    def test_compiled_on_a_gpu(self, fresh_dynamo):
+        mlp, x = made()
+        torch.testing.assert_close(step(torch.compile(mlp, fullgraph=True), x), step(mlp, x))
+
+    def test_a_cuda_graph(self):
+        mlp, x = made()
+        wanted = step(mlp, x)
+        graph, found = captured(lambda: step(mlp, x))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, found, wanted))

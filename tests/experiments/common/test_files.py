@@ -16,10 +16,9 @@ from experiments.common import files
 from experiments.common.figures import save
 from experiments.common.files import write_whole
 from experiments.training import state as checkpoint
-from tests.full_disk import full_disk
 
 
-def test_what_does_not_fit_the_disk_leaves_the_old_file_and_says_so(tmp_path):
+def test_what_does_not_fit_the_disk_leaves_the_old_file_and_says_so(tmp_path, full_disk):
     """torch.save hides what the system says behind an error of its own."""
     path, tensor = tmp_path / "some.png", torch.zeros(2**16)
     path.write_bytes(b"old")
