@@ -195,7 +195,7 @@ def tables(frame: Any) -> dict[str, str]:
     made = {"terms": pivot(rows.assign(cost=cost), call, "rule", cell)}
     made["ms"] = pivot(rows, ["rule", *call[1:]], "provider", ms)
     found = {n: markdown(t.rename(columns=names), left=(0, 1, 4)) for n, t in made.items()}
-    without = last_versions(frame, KEY)
+    without: Any = last_versions(frame, KEY)
     without = without[without.status != OK].drop_duplicates(["provider", "rule", "status"])
     if len(without):
         found["without"] = markdown(without[["provider", "rule", "direction", "status"]])
