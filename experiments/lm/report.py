@@ -61,6 +61,12 @@ def main(options: Options, command: str) -> None:
         rows = file.rows
     elif options.rows is not None:
         rows = found(frame(options.rows))
+    if not rows:
+        where = f"runs={options.runs}" if options.runs else f"rows={options.rows}"
+        raise ValueError(
+            f"{where}: none of {len(runs)} runs is complete and part of a comparison; train one by"
+            f" experiments.lm plan={'|'.join(PLANS)} or a sweep such as sweep=lm_masks"
+        )
     drawn: Counter[Path] = Counter()
     for plan in PLANS:
         for cases in grouped(rows, plan):

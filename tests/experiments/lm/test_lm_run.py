@@ -188,3 +188,5 @@ def test_runs_become_rows_tables_and_figures(settings, tmp_path, capsys):
     assert tables(frame(rows))["same"].count("\n|") == 4
     with pytest.raises(ValueError):
         main.__wrapped__(Options(**options | {"rows": str(tmp_path / "rows.csv")}), "command")
+    with pytest.raises(ValueError, match="plan="):  # none is of a comparison
+        main.__wrapped__(Options(runs=str(tmp_path / "nothing")), "command")
