@@ -126,6 +126,12 @@ mask_from(local(3))  =>  array is Band: give booleans
 causal().build(64, 128).reach()  =>  only self-attention
 causal().build(1 << 16).reach(exact=True)  =>  32768 at most
 layers(local(0), dense()).reach(64)  =>  differs from layer to layer: give layers=
+BlockMask.from_layout(np.ones((4, 4)), 16)  =>  layout is float64: give booleans or integers
+BlockMask.from_layout(np.ones((0, 4), bool), 16)  =>  give at least one block
+BlockMask.from_layout(np.ones(4, bool), 16)  =>  layout has shape \(4,\): give \(rows, cols\)
+BlockMask.from_layout(np.ones((4, 4), bool), 16, n_q=99)  =>  give n_q between 49 and 64
+causal().build(64, block_size=16).take([0.5], [0])  =>  rows is .*: give \(R,\) numbers of blocks
+causal().build(64, block_size=16).take([0], [9])  =>  cols must be different numbers from 0 to 3
 """
 
 

@@ -81,6 +81,14 @@ def random_truth(rng: random.Random, depth: int) -> str:
         (lambda q, k: q * q * q * q * q * q * 1000003 > k, r"2\*\*52"),  # NumPy's wrap around
         (lambda q, k: np.uint64(3) + q < k, "is no number that fits"),
         (lambda q, k: (q < k) * 2 > 1, "arithmetic with a truth value"),
+        (lambda q, k: np.sort(q) <= k, r"np\.sort is not known"),
+        (lambda q, k: q**9 < k, "a power of 9: exponents are the integers 1 to 8"),
+        (lambda q, k: q ** (k % 3) < 9, "a power of an expression"),
+        (lambda q, k: q << 62 > k, "shifts are by constants from 0 to 61"),
+        (lambda q, k: np.floor(q) < k, r"np\.floor of an integer"),
+        (lambda q, k: np.isin(q, [1.5, 3.0]) | (k < 5), "no signed integers"),
+        (lambda q, k: np.logical_and(q < k, q), "a truth value and a number"),
+        (lambda q, k: q * 1.0 < k * float("nan"), "nan is no number that fits"),
     ],
 )
 def test_what_is_not_understood_is_evaluated(function, reason: str):
