@@ -227,6 +227,6 @@ def about(frame: Any) -> str:
     commits, gpus = ({row[name] for row in rows if row[name]} for name in ("commit", "gpu"))
     text = f"{several('device')}; torch {several('torch')}; "
     text += f"{len(gpus)} GPUs; " if len(gpus) > 1 else ""
-    dates = sorted({row.date[:10] for row in rows})
+    dates = sorted({row.date[:10] for row in rows if row.date})  # what was left out has none
     text += several("commit") if len(commits) < 3 else f"{len(commits)} commits"
     return f"{text}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {len(rows)} rows"
