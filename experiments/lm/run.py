@@ -51,11 +51,14 @@ class Language:
             "bytes_per_token": corpus.bytes_per_token,
         }
         self.unit = f"windows of {settings.context} tokens"
+        self._batches(settings)
+        self.objective = next_token
+        self.positions: list[float] = []  # the loss at every position of a window
+
+    def _batches(self, settings: Settings) -> None:
         self.tokens = settings.batch * settings.context
         self.save_every = settings.checkpoint_every or min(settings.eval_every, SAVE_EVERY)
         self.dtype = DTYPES[settings.precision or "fp32"]
-        self.objective = next_token
-        self.positions: list[float] = []  # the loss at every position of a window
 
     def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]:
         self.model = make_model(self.settings, self.corpus)
@@ -208,9 +211,7 @@ class Answering(Language):
             "examples": self.counts,
         }
         self.unit = f"sequences of {settings.context} tokens"
-        self.tokens = settings.batch * settings.context
-        self.save_every = settings.checkpoint_every or min(settings.eval_every, SAVE_EVERY)
-        self.dtype = DTYPES[settings.precision or "fp32"]
+        self._batches(settings)
         self.objective = answer
 
     def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]:
