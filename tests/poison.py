@@ -6,6 +6,9 @@ from unittest import mock
 
 import torch
 
+with torch.device("cpu"):  # torch looks its factories up at the first use of a device's context,
+    torch.empty(0)  # which would not know those that are replaced below
+
 
 @contextmanager
 def poisoned_empty() -> Iterator[None]:

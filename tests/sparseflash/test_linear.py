@@ -14,6 +14,7 @@ from sparseflash import BlockSparseLinear, BlockSparseMLP
 from sparseflash.linear import operator
 from sparseflash.testing import relative_error
 from tests.gpu_calls import GPU, captured
+from tests.op_cases import INTERPRETED
 
 LIMITS = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 OPERATORS = (torch.ops.sparseflash.linear.default, torch.ops.sparseflash.linear_backward.default)
@@ -118,6 +119,7 @@ def test_random_calls():
         check_some(seed, [torch.float64, torch.float32, torch.bfloat16], [16, 32, 64])
 
 
+@INTERPRETED
 @pytest.mark.parametrize("part", range(2))
 def test_random_calls_of_kernels(kernels, part):
     """float16 alone has descriptors."""
@@ -125,6 +127,7 @@ def test_random_calls_of_kernels(kernels, part):
         check_some(seed, [torch.float32, torch.float16], [16, 32] if seed % 5 else [64])
 
 
+@INTERPRETED
 @pytest.mark.parametrize("swap, group", [(False, 1), (True, 2), (True, 4)])
 def test_each_form_of_the_kernels(kernels, monkeypatch, swap, group):
     from sparseflash.linear import kernels as module
@@ -323,7 +326,7 @@ def made(dtype=torch.bfloat16) -> tuple[BlockSparseMLP, torch.Tensor]:
 
 def step(mlp, x) -> list[torch.Tensor]:
     out = mlp(x)
-    return [out, *torch.autograd.grad(out.square().sum(), (x, *mlp.parameters()))]
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), (x, *mlp.parameters()))]
 
 
 class TestGPU:
