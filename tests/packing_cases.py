@@ -1,4 +1,4 @@
-"""Random packings of documents in one graph, and what float64 says of sampled rows."""
+"""Masks made on the device: their blocks, and random packings in one graph against float64."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import masks
 import sparseflash
+from masks.tiles import FULL
 from sparseflash import packed
 from sparseflash.testing import make_qkv, oracle
 
 ROWS = 16  # that are compared of every packing
+BLOCKS = [16, 32, (16, 48), (64, 16), 128]
 
 
 def packings(n: int, count: int, documents: int, least: int | None = None) -> Iterator[Tensor]:
@@ -82,3 +85,21 @@ def assert_packings(errors: Tensor, graphs: int, limit: float) -> None:
     for name, worst in zip(("out", "dq", "dk", "dv"), errors[:, :4].amax(0), strict=True):
         assert worst < limit, f"{name}: relative error {worst:.3g} above {limit}"
     assert not errors[:, 4].any(), "padding has an output, or a query without a gradient one"
+
+
+# ---- blocks
+
+
+def assert_same_blocks(found, expected: masks.BlockMask) -> None:
+    """Block by block empty, partial or full alike, with the same pairs, within the bounds."""
+    codes, theirs = found.codes.numpy(), expected.codes()
+    for kind in (codes == FULL, theirs == FULL), (codes >= 0, theirs >= 0):
+        assert np.array_equal(*kind)
+    assert found.to_block_mask() == expected
+    assert (codes != -2).sum() <= found.max_blocks and codes.max() < len(found.bits)
+
+
+def as_tensor(rng, offsets) -> torch.Tensor:
+    """Offsets of either type, some padded."""
+    dtype = (torch.int32, torch.int64)[rng.integers(2)]
+    return packed.pad(torch.tensor(offsets, dtype=dtype), len(offsets) + int(rng.integers(3)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.processes import on_ranks
@@ -41,6 +43,26 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     for block in PAGES[page]:
         few = re.sub("([26])0_000", r"\1_000", block)  # examples, not 60_000
         exec(compile(few, str(page), "exec"), namespace)
+
+
+def test_every_step_of_online_softmax_keeps_the_claim_of_its_induction():
+    """Any cuts of random rows, with forbidden and large scores."""
+    blocks = PAGES[DOCS / "guide/how_it_works.md"]
+    [block] = [block for block in blocks if "def online_step" in block]
+    page: dict = {"np": np}
+    exec(block[: block.index("q, k, v, dout =")], page)
+    for rng in map(np.random.default_rng, range(50)):
+        n, rows = int(rng.integers(1, 40)), 4
+        s, v = rng.choice([1, 1000]) * rng.standard_normal((rows, n)), rng.standard_normal((n, 3))
+        s[rng.random((rows, n)) < rng.choice([0, 0.5, 1])] = -np.inf
+        state = np.full(rows, -np.inf), np.zeros(rows), np.zeros((rows, 3))
+        cuts = np.unique([0, n, *rng.integers(0, n + 1, 5)])
+        for start, stop in itertools.pairwise(cuts):
+            state = page["online_step"](*state, s[:, start:stop], v[start:stop])
+            m = s[:, :stop].max(1)
+            p = np.exp(s[:, :stop] - np.where(np.isneginf(m), 0, m)[:, None])
+            for found, right in zip(state, (m, p.sum(1), p @ v[:stop]), strict=True):
+                np.testing.assert_allclose(found, right, rtol=1e-12, atol=1e-12)
 
 
 # ---- scripts, with fewer steps and shorter sequences

@@ -7,10 +7,18 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
+import masks
 from experiments.bench.step import Times
 from experiments.common.rows import OK, Found, frame
 from experiments.lra.runs import read_runs
-from experiments.studies import accuracy, long_documents, mask_build, packed_masks, softmax
+from experiments.studies import (
+    accuracy,
+    long_documents,
+    mask_build,
+    operators,
+    packed_masks,
+    softmax,
+)
 from experiments.studies.packed_masks import ATTENTION, KINDS
 from experiments.study import studies
 from sparseflash.schedule.blocks import Schedule
@@ -31,6 +39,7 @@ SMALL = {  # options, the number of rows, and of those that say why there is no 
     ),
     "mask_build": ("lengths=[500,1000] mask=[causal,random:0.1]", 8, 0),
     "memory": ("lengths=[32,64] dim=32 hidden=48 heads=2", 10, 0),
+    "operators": ("models=[tiny]", 2, 0),
     "packed_masks": ("lengths=[256] heads=1 head_dim=16 documents=5 compiled=[]", 15, 0),
     "picks": (
         "lengths=[160] head_dim=16 'selectors=[\"nsa(2, 32)\"]' rounds=2"
@@ -59,6 +68,19 @@ def test_a_study_measures_what_is_lacking_and_makes_tables(name, measured, study
     assert all(text.count("\n") > 1 for text in module.tables(frame(rows)).values())
     if hasattr(module, "figures"):
         module.figures(frame(rows))
+
+
+def test_a_step_is_counted_and_timed_by_class(measured):
+    standard, ours = measured("operators", "models=[tiny]", "layers=1")
+    (n, dim, vocab), products = (128, 32, 128), operators.PRODUCTS
+    linear = 6 * n * dim * (12 * dim + vocab)  # three products of each weight
+    assert ours.gflop[products] == pytest.approx(linear / 1e9)
+    assert standard.gflop[products] == pytest.approx((linear + 12 * n**2 * dim) / 1e9)
+    blocks = masks.causal().build(n)
+    assert ours.gflop[operators.FUSED] == pytest.approx(14 * n**2 * dim * blocks.density / 1e9)
+    assert ours.class_ms[operators.FUSED] > 0 == standard.class_ms[operators.FUSED]
+    assert operators.class_of("aten::gelu_backward") == operators.ELEMENTWISE
+    assert operators.class_of("aten::_softmax") == operators.SUMS
 
 
 def test_rows_count_the_blocks(measured):

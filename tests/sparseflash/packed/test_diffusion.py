@@ -9,7 +9,7 @@ import torch
 
 import masks
 from sparseflash import packed
-from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
+from tests.packing_cases import BLOCKS, as_tensor, assert_same_blocks
 
 SIZES = [1, 3, 4, 16, 20, 32, 100, 1000]
 

@@ -10,7 +10,7 @@ import torch
 
 import masks
 from sparseflash import attention, packed
-from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
+from tests.packing_cases import BLOCKS, as_tensor, assert_same_blocks
 
 
 def dense_of(

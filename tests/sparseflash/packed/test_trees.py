@@ -8,7 +8,7 @@ import torch
 
 import masks
 from sparseflash import packed
-from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
+from tests.packing_cases import BLOCKS, as_tensor, assert_same_blocks
 
 Walk = tuple[list[int], list[int]]
 
