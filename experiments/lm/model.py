@@ -14,7 +14,14 @@ from torch import Tensor, nn
 import masks
 from experiments.lra.models.attention.standard import softmax_attention
 from masks import Mask
-from sparseflash import BlockSparseAttention, Rotary, attention, select
+from sparseflash import (
+    BlockSparseAttention,
+    BlockSparseLinear,
+    BlockSparseMLP,
+    Rotary,
+    attention,
+    select,
+)
 from sparseflash.distributed import ContextParallel
 from sparseflash.select import BlockSelector, Selector
 from sparseflash.select.tokens import TokenSelector
@@ -34,6 +41,7 @@ class Sizes:
     dim: int
     heads: int
     vocab: int = 0
+    mlp: dict[str, Any] | None = None  # options of a BlockSparseMLP; None: dense
 
 
 # ---- attention
@@ -165,17 +173,23 @@ def _moba(chunk: int, k: int) -> Selector:
 class Block(nn.Module):
     """x + attention(LN(x)), then x + MLP(LN(x)), with GELU."""
 
-    def __init__(self, dim: int, attention: BlockSparseAttention, dropout: float):
+    def __init__(self, sizes: Sizes, attention: BlockSparseAttention, dropout: float):
         super().__init__()
+        dim, self.mlp = sizes.dim, None
         self.norm_attention, self.norm_mlp = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = attention
-        self.widen, self.narrow = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        if sizes.mlp is None:
+            self.widen, self.narrow = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        else:
+            self.mlp = BlockSparseMLP(dim, activation="gelu_tanh", **sizes.mlp)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.norm_attention(x)))
-        wide = F.gelu(self.widen(self.norm_mlp(x)), approximate="tanh")
-        return x + self.dropout(self.narrow(wide))
+        y = self.norm_mlp(x)
+        if self.mlp is not None:
+            return x + self.dropout(self.mlp(y))
+        return x + self.dropout(self.narrow(F.gelu(self.widen(y), approximate="tanh")))
 
 
 class LanguageModel(nn.Module):
@@ -217,7 +231,7 @@ class LanguageModel(nn.Module):
             self.conv = nn.Conv1d(*dims, groups=sizes.dim, padding=conv - 1)
         self.blocks = nn.ModuleList(
             Block(
-                sizes.dim,
+                sizes,
                 kind(
                     sizes.dim,
                     sizes.heads,
@@ -234,7 +248,8 @@ class LanguageModel(nn.Module):
         self.apply(partial(_initialise, init_std))
         with torch.no_grad():  # as in GPT-2: what adds to the residual stream starts smaller
             for block in self.layers:
-                for layer in (block.attention.out, block.narrow):
+                narrow = block.narrow if block.mlp is None else block.mlp.down
+                for layer in (block.attention.out, narrow):
                     layer.weight.div_((2 * sizes.layers) ** 0.5)
 
     def forward(
@@ -352,6 +367,13 @@ def shares(model: LanguageModel) -> tuple[float | None, float]:
     return fmean(s.block_density for s in found), fmean(s.element_density / whole for s in found)
 
 
+def mlp_density(model: LanguageModel) -> float:
+    """Return the elements of the MLPs' weights, low ranks included, / those of dense ones."""
+    layers = [m for m in model.modules() if isinstance(m, BlockSparseLinear)]
+    kept = sum(p.numel() for layer in layers for p in layer.parameters() if p.ndim > 1)
+    return kept / sum(m.in_features * m.out_features for m in layers) if layers else 1.0
+
+
 def picked_pairs(n: int, chunk: int, k: int) -> int:
     """Pairs of a selector: of each query its own chunk up to itself, and k - 1 whole ones before
     it.
@@ -362,5 +384,7 @@ def picked_pairs(n: int, chunk: int, k: int) -> int:
 def _initialise(std: float, module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=std)
-    if isinstance(module, nn.Linear) and module.bias is not None:
+    if isinstance(module, BlockSparseLinear):  # outputs have the variance of a dense layer's
+        nn.init.normal_(module.weight, std=std * module.mask.density**-0.5)
+    if isinstance(module, nn.Linear | BlockSparseLinear) and module.bias is not None:
         nn.init.zeros_(module.bias)

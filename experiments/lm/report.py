@@ -23,13 +23,14 @@ from experiments.common.program import program
 from experiments.common.rows import Row, Rows, found, frame
 from experiments.common.tables import MISSING, aligned, markdown
 from experiments.lm.model import LEARNED, ROTARY
-from experiments.lm.settings import PLANS
+from experiments.lm.settings import MLP, PLANS, TIMED
 from experiments.training import run_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CURVES = ("same", "contexts")  # the plans whose figures have curves; the others have points
+MLPS = ("mlp", "mlp_time")  # those without figures
 CURVE, BUCKETS = 40, 12  # points of a training curve, and of the loss against position
 COLORS = "#000000 #0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #888888".split()
 LOOKS = [*zip(COLORS, "os^vDPX*", ("-", "--", "-.", ":") * 2, strict=True)]  # of the first cases
@@ -71,7 +72,7 @@ def main(options: Options, command: str) -> None:
     for plan in PLANS:
         for cases in grouped(rows, plan):
             print(f"{about(cases)}\n{aligned(table(plan, cases))}")
-            if options.figures is not None:
+            if options.figures is not None and plan not in MLPS:
                 print(*_draw(plan, cases, Path(options.figures), drawn), sep="\n")
             print()
 
@@ -96,6 +97,7 @@ def row(run: Mapping[str, Any]) -> Row:
     names = "plan case model provider packed positions context batch seed precision"
     return {
         **{name: settings[name] for name in names.split()},
+        **{name: settings.get(name) for name in MLP},
         "steps": result["steps"],
         "params": run["params"],
         "data": task["name"],
@@ -104,7 +106,7 @@ def row(run: Mapping[str, Any]) -> Row:
         "val_tokens": result["val_tokens"],
         "recipe": " ".join(f"{name}={settings[name]}" for name in RECIPE.split()),
         "mode": "+".join(compiled + ["graph"] * session["captured"]) or "eager",
-        **{name: run[name] for name in ("mask", "density", "pairs")},
+        **{name: run.get(name) for name in ("mask", "density", "pairs", "mlp_density")},
         **{name: result[name] for name in ("train_loss", "val_loss", "saved_mib")},
         "late_loss": fmean(late) if late else None,
         "ms_step": result["ms_per_step"],
@@ -144,7 +146,7 @@ def grouped(rows: Sequence[Row], plan: str) -> list[list[Case]]:
         if row["plan"] == plan:
             shared = [row[name] for name in names] + [row["context"] * row["batch"], *_unusual(row)]
             shared.append(0 if plan == "contexts" else row["context"])
-            shared.append(0 if plan == "equal_time" else row["steps"])
+            shared.append(0 if plan in TIMED else row["steps"])
             shared.append(row["mode"] if plan in CURVES else "")  # MoBA is never compiled
             cases = made.setdefault(tuple(shared), {})
             cases.setdefault(row["case"], {})[row["seed"]] = row
@@ -157,15 +159,22 @@ def _unusual(row: Row) -> list[str]:
     usual = {"positions": ROTARY if plan == "contexts" else LEARNED, "packed": False}
     usual |= {} if plan == "same" else {"provider": "sparse"}
     usual |= {"mask": "causal()"} if plan in CURVES else {}
-    return [f"{name}={row[name]}" for name, value in usual.items() if row[name] != value]
+    usual |= {} if plan in MLPS else {"mlp": None}
+    return [f"{name}={row[name]}" for name, value in usual.items() if row.get(name) != value]
+
+
+def _base(cases: Sequence[Case]) -> Case:
+    """Return the case that the others are compared with."""
+    usual = (c for c in cases if c[0]["provider"] == "standard" or c[0]["case"] == "dense")
+    return next(usual, cases[0])
 
 
 def about(cases: Sequence[Case]) -> str:
     """Return what the cases of a table share, in a line."""
-    row, seeds = cases[0][0], max(map(len, cases))
+    row, seeds = _base(cases)[0], max(map(len, cases))
     modes = "; ".join(sorted({case[0]["mode"] for case in cases}))
     steps = f"{row['steps']} steps"
-    if row["plan"] == "equal_time":
+    if row["plan"] in TIMED:
         steps = f"the time of {row['steps']} steps of {row['case']}"
     days = sorted({str(each["date"])[:10] for case in cases for each in case})
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
@@ -212,14 +221,17 @@ HEADS = {  # of each plan
     "masks": ("name", "mask", "block density", "pairs", "steps", "perplexity", "validation loss",
               "ms a step"),
 }  # fmt: skip
-HEADS["equal_time"] = HEADS["masks"]
+HEADS["mlp"] = ("name", "mask", "MLP weights", "parameters", *HEADS["masks"][4:], "speed-up")
+HEADS |= {timed: HEADS[plan] for timed, plan in TIMED.items()}
 
 
 def table(plan: str, cases: Sequence[Case]) -> list[list[str]]:
     """Return the table of a plan: losses or perplexities, time, memory or density."""
-    base = next((case for case in cases if case[0]["provider"] == "standard"), cases[0])
-    if plan != "same":
-        cases = sorted(cases, key=lambda c: c[0]["context"] if plan == "contexts" else -pairs(c))
+    base = _base(cases)
+    if plan == "contexts":
+        cases = sorted(cases, key=lambda case: case[0]["context"])
+    elif plan != "same":
+        cases = sorted(cases, key=lambda c: (-pairs(c), -c[0]["params"], c is not base))
     ms, digits = fmean(seeds(base, "ms_step")), ".4f" if plan == "same" else ".3f"
     texts: dict[str, Callable[[Case], str]] = {
         **dict.fromkeys(("attention", "name"), lambda c: c[0]["case"]),
@@ -236,6 +248,8 @@ def table(plan: str, cases: Sequence[Case]) -> list[list[str]]:
         "block density": lambda c: show(seeds(c, "density"), ".1%"),
         "pairs": lambda c: show(seeds(c, "pairs"), ".1%"),
         "steps": lambda c: show(seeds(c, "steps")),
+        "MLP weights": lambda c: show(seeds(c, "mlp_density"), ".1%"),
+        "parameters": lambda c: f"{c[0]['params'] / 1e6:.4g} M",
         "saved MiB": lambda c: show(seeds(c, "saved_mib")),
         "peak MiB": lambda c: show(seeds(c, "peak_mib")),
     }

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.common.files import digest
-from experiments.lm.model import LanguageModel, resolve, shares
+from experiments.lm.model import LanguageModel, mlp_density, resolve, shares
 from experiments.lm.questions import NONE, Questions, asks, synthetic
 from experiments.lm.settings import LAYERS, Settings
 from experiments.lm.text import Corpus, load_corpus, refuse_vocabulary
@@ -73,18 +73,23 @@ class Language:
     def masks(self) -> dict[str, Any]:
         density, pairs = self.shares
         mask = str(resolve(self.settings.mask))
-        return {"mask": mask, "density": density, "pairs": pairs}
+        mlp = mlp_density(self.model)
+        return {"mask": mask, "density": density, "pairs": pairs, "mlp_density": mlp}
 
     def train_split(self) -> "Windows":
         return Windows(self.corpus.train, self.settings.context, self.group.device)
 
-    def prepare(self, trainer: Trainer) -> None:
+    def _compile(self, trainer: Trainer) -> None:
         self.trainer, settings = trainer, self.settings
         if trainer.step < settings.steps:
             by_layer = self.model.by_layer if settings.compile == LAYERS else None
             trainer.prepare(
                 compile=bool(settings.compile), graph=bool(settings.graph), parts=by_layer
             )
+
+    def prepare(self, trainer: Trainer) -> None:
+        self._compile(trainer)
+        settings = self.settings
         count = settings.val_tokens // settings.context
         self.windows = Windows(self.corpus.val, settings.context, self.group.device, count)
         self.validation = Evaluator(
@@ -226,12 +231,7 @@ class Answering(Language):
         return self._split("train")
 
     def prepare(self, trainer: Trainer) -> None:
-        self.trainer, settings = trainer, self.settings
-        if trainer.step < settings.steps:
-            by_layer = self.model.by_layer if settings.compile == LAYERS else None
-            trainer.prepare(
-                compile=bool(settings.compile), graph=bool(settings.graph), parts=by_layer
-            )
+        self._compile(trainer)
         self.validation = self._evaluator("val")
         if trainer.captured:
             self.validation.prepare(trainer.pool)

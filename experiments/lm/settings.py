@@ -15,10 +15,13 @@ from experiments.training.settings import Training, given_keys, on_device
 from sparseflash.select import Selector
 
 PROVIDERS = ("sparse", "standard", "sdpa")
-PLANS = ("same", "contexts", "masks", "equal_time")
+PLANS = ("same", "contexts", "masks", "equal_time", "mlp", "mlp_time")
+TIMED = {"equal_time": "masks", "mlp_time": "mlp"}  # and the plans with the times of their steps
 LAYERS = "layers"  # of compile: every block by itself
 # newer settings and their defaults, with which a run keeps the folder that it has had
 ADDED = {"layers": None, "conv": None, "init_std": STD, "stop_at": None}
+MLP = {"mlp": None, "mlp_block": 64, "mlp_rank": 0}  # dense MLPs
+ADDED |= MLP
 
 
 MODELS = {
@@ -38,6 +41,9 @@ class Settings(Training):
     layers: int | None = option(None, "of the model; null: of its size", least=1)
     provider: str = option("sparse", "of attention", choices=PROVIDERS)
     mask: str | None = option(None, "text, such as moba(64,3) or nsa(4,32); made causal")
+    mlp: str | None = option(None, "mask of block-sparse MLPs, such as butterfly(64, 2)")
+    mlp_block: int = option(64, "features of a block of it", choices=("16", "32", "64", "128"))
+    mlp_rank: int = option(0, "of a dense matrix that is added to each weight", least=0)
     packed: bool = option(False, "true: a token attends to its own document only")
     context: int = option(1024, "tokens of a window", least=1)
     vocab: int | None = option(None, "ids of the embedding; null: of the model or data", least=1)
@@ -85,6 +91,8 @@ class Settings(Training):
                 raise ValueError(f"data={self.data} takes packed=false and context_parallel=1")
         elif self.stop_at is not None:
             raise ValueError(f"stop_at={self.stop_at} is for questions: give data=mqar or another")
+        if self.mlp is None and self.mlp_rank:
+            raise ValueError(f"mlp_rank={self.mlp_rank} is of block-sparse MLPs: give mlp=MASK")
         mask = resolve(self.mask)
         if self.context_parallel > 1 and (self.provider != "sparse" or isinstance(mask, Selector)):
             raise ValueError(
@@ -99,7 +107,8 @@ class Settings(Training):
         """The sizes of the model, with the vocabulary of `vocab` where it is given."""
         sizes = MODELS[self.model]
         layers, vocab = self.layers or sizes.layers, self.vocab or sizes.vocab
-        return replace(sizes, layers=layers, vocab=vocab)
+        mlp = {"mask": self.mlp, "block_size": self.mlp_block, "rank": self.mlp_rank}
+        return replace(sizes, layers=layers, vocab=vocab, mlp=None if self.mlp is None else mlp)
 
     @property
     def folder(self) -> Path:
@@ -130,7 +139,7 @@ def make_settings(options: Mapping[str, Any], given: Sequence[str] = ()) -> Sett
     if SELECTOR.fullmatch(str(values["mask"])):  # torch.compile traces no selectors
         values["compile"] = False
     settings = make(Settings, values)
-    if settings.plan == "equal_time":
+    if settings.plan in TIMED:
         return replace(settings, steps=_steps_in_time(settings))
     return settings
 
@@ -141,15 +150,15 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
 
 
 def _steps_in_time(settings: Settings) -> int:
-    """Return as many steps as take the time of the dense run of plan=masks, at the own speed."""
-    own = replace(settings, plan="masks")
+    """Return as many steps as take the time of the dense run of the plan, at the own speed."""
+    own = replace(settings, plan=TIMED[str(settings.plan)])
     ms = []
-    for run in (replace(own, mask="dense", case="dense"), own):
+    for run in (replace(own, mask="dense", case="dense", **MLP), own):
         found = run_file.read(run.folder)
         if found is None or not found["complete"]:
             raise ValueError(
-                f"plan=equal_time needs the time of a step of {run.case!r}: run plan=masks first, "
-                f"with the same options ({run.folder} is not complete)"
+                f"plan={settings.plan} needs the time of a step of {run.case!r}: run"
+                f" plan={own.plan} first, with the same options ({run.folder} is not complete)"
             )
         ms.append(found["result"]["ms_per_step"])
     return max(1, round(settings.steps * ms[0] / ms[1]))

@@ -21,7 +21,8 @@ The folder of a run holds
 - `params`: the number of parameters.
 - `mask`, `density`: the mask that the attention used, as text, and non-empty blocks / all blocks,
   the mean over the layers; null for an attention without a mask. Of language models also `pairs`,
-  allowed pairs / those of the dense mask.
+  allowed pairs / those of the dense mask, and `mlp_density`, elements of the MLPs' weights / those
+  of dense ones.
 - `sessions`: an entry for each start and resumption: `date`, `step`, `device`, `processes`,
   `versions` (torch, triton, source, commit, dropout, dropout_hidden), `command`, `compiled`,
   `captured`, `started` (from which weights).

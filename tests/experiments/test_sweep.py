@@ -152,7 +152,6 @@ def test_the_sweeps_that_come_with_it():
         count = 2 if path.stem == "spt" else 1
         sweep["runs"] = dict(list(sweep["runs"].items())[:count])
         attention = ["attention=sparse"] if "program" not in sweep else []
-        if path.stem != "lm_equal_time":  # needs runs of lm_masks
-            found[path.stem] = planned(sweep, ["device=cpu", "seed=0", *attention])
+        found[path.stem] = planned(sweep, ["device=cpu", "seed=0", *attention])
     first, second = (run.settings for run in found["spt"])
     assert first.pretrain and second.pretrain is None and second.init_from == str(first.folder)

@@ -63,7 +63,8 @@ def language(settings):
 
 
 def test_language_models(language):
-    runs = [language(mask="local:16", positions="rotary"), language(packed=True)]
+    mlp = {"mlp": "butterfly(16)", "mlp_block": 16, "mlp_rank": 2}
+    runs = [language(mask="local:16", positions="rotary", **mlp), language(packed=True)]
     compare([("lm", each) for each in runs], 4)
 
 

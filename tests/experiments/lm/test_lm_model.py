@@ -5,14 +5,24 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
-from experiments.lm.model import ATTENTIONS, LanguageModel, picked_pairs, resolve, shares, with_room
+from experiments.lm.model import (
+    ATTENTIONS,
+    LanguageModel,
+    mlp_density,
+    picked_pairs,
+    resolve,
+    shares,
+    with_room,
+)
 from experiments.lm.settings import POSITIONS, Sizes
 
 VOCAB, N, END = 17, 48, 3
 PACKED = "documents(((20, 28), (7, 41)))"  # other ones in every batch entry
+MLP = {"mask": "butterfly(16)", "block_size": 16, "rank": 2}
 MASKS = (None, "sliding:8", "butterfly(8) | sliding(4)", "bigbird(8, 1)", "strided:6", PACKED)
 
 
@@ -40,15 +50,18 @@ def test_logits_and_gradients_of_the_three_attentions_agree(mask, packed):
 
 
 @pytest.mark.parametrize(
-    "provider, mask, positions",
-    [("sparse", "sliding:8", POSITIONS[0]), ("sdpa", None, POSITIONS[1])],
+    "provider, mask, positions, mlp",
+    [("sparse", "sliding:8", POSITIONS[0], MLP), ("sdpa", None, POSITIONS[1], None)],
 )
-def test_one_compilation_serves_all_blocks(provider, mask, positions, monkeypatch):
+def test_one_compilation_serves_all_blocks(provider, mask, positions, mlp, monkeypatch):
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
     torch.manual_seed(0)
-    sizes, tokens = Sizes(10, 32, 2), tokens_of()  # more blocks than torch compiles of a function
+    sizes, tokens = (
+        Sizes(10, 32, 2, mlp=mlp),
+        tokens_of(),
+    )  # more blocks than torch compiles of a function
     causal = resolve(mask)
     model = LanguageModel(sizes, VOCAB, N, provider, causal, positions=positions)
     for block in model.layers:  # what keeps its mask makes it before
@@ -90,6 +103,29 @@ def test_the_model_is_gpt2():
     sizes = sum(p.numel() for p in LanguageModel(
         Sizes(12, 768, 12, 50_257), 257, 1024, "sparse", masks.causal()).parameters())  # fmt: skip
     assert sizes == 124_439_808 + (50_304 - 50_257) * 768
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_block_sparse_mlps(rank):
+    """Beside the model with the same MLPs as dense layers."""
+    torch.manual_seed(0)
+    sizes = Sizes(3, 64, 2, mlp={"mask": "butterfly(16, 1)", "block_size": 16, "rank": rank})
+    model = LanguageModel(sizes, VOCAB, N, "sparse", resolve(None))
+    dense = LanguageModel(replace(sizes, mlp=None), VOCAB, N, "sparse", resolve(None))
+    found = dict(model.state_dict())
+    for i, block in enumerate(model.layers):
+        assert block.mlp is not None
+        nn.init.normal_(block.mlp.up.up) if rank else None
+        for name, layer in (("widen", block.mlp.up), ("narrow", block.mlp.down)):
+            scale = 6**-0.5 if name == "narrow" else 1
+            assert layer.weight.std().item() == pytest.approx(0.02 * 2**0.5 * scale, rel=0.1)
+            found |= {f"blocks.{i}.{name}.{k}": v for k, v in layer.to_dense().named_parameters()}
+    dense.load_state_dict({name: found[name] for name in dense.state_dict()})
+    tokens = tokens_of()
+    torch.testing.assert_close(model(tokens), dense(tokens), rtol=1e-4, atol=1e-5)
+    assert mlp_density(dense) == 1 and mlp_density(model) == 0.5 + rank * (64 + 256) / (64 * 256)
+    kept, whole = (sum(p.numel() for p in m.parameters()) for m in (model, dense))
+    assert whole - kept == (1 - mlp_density(model)) * 3 * 2 * 64 * 256
 
 
 def test_moba_is_one_of_the_masks():

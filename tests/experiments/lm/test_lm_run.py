@@ -38,7 +38,10 @@ def test_the_loss_decreases(settings):
     assert tail([(2, 3.0), (3, 6.0)], 3) == 4.0
 
 
-@pytest.mark.parametrize("changes", [{}, {"packed": True, "dropout": 0.1}])
+MLP = {"mlp": "butterfly(16, 1)", "mlp_block": 16, "mlp_rank": 2}
+
+
+@pytest.mark.parametrize("changes", [{}, {"packed": True, "dropout": 0.1}, MLP])
 def test_a_run_continues_bit_for_bit(changes, settings, monkeypatch):
     whole = train(settings(name="whole", checkpoint_every=3, **changes))["result"]
     part = settings(name="part", checkpoint_every=3, **changes)
@@ -86,6 +89,8 @@ def test_bad_settings_are_one_line(settings):
         ({"tokenizer": "bpe:3"}, "choose bytes, or bpe:SIZE"),
         ({"val_tokens": 3}, r"give 32 \(context\) or more"),
         ({"plan": "equal_time"}, "run plan=masks first"),
+        ({"mlp": "butterfly(16)", "mlp_block": 48}, "mlp_block=48: choose from 16, 32"),
+        ({"mlp_rank": 2}, "mlp_rank=2.*give mlp="),
         ({"mask": "moba(16, 2)", "provider": "standard"}, "needs provider=sparse"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -104,14 +109,27 @@ def test_the_validation_loss_is_that_of_the_validation_part(settings):
     assert result["positions"] == pytest.approx(losses.mean(0).tolist(), rel=1e-3)
 
 
-def test_equal_time_is_that_of_the_dense_steps_of_plan_masks(settings):
-    for mask, case, ms in (("dense", "dense", 30.0), ("sliding:8", "sliding", 10.0)):
-        here = settings(steps=8, plan="masks", mask=mask, case=case)
+@pytest.mark.parametrize(
+    "plan, timed, changes",
+    [("masks", "equal_time", {"mask": "sliding:8"}), ("mlp", "mlp_time", {"mask": "dense", **MLP})],
+)
+def test_equal_time_is_that_of_the_dense_steps(settings, plan, timed, changes):
+    dense, rows = {"mask": "dense", "case": "dense"}, []
+    for given, ms in ((dense, 30.0), (changes | {"case": "sparse"}, 10.0)):
+        here = settings(steps=8, plan=plan, **given)
         run = train(here)
-        run_file.write(here.folder, run | {"result": run["result"] | {"ms_per_step": ms}})
-    given = {"steps": 8, "plan": "equal_time"}
-    assert settings(**given, mask="sliding:8", case="sliding").steps == 24
-    assert settings(**given, mask="dense", case="dense").steps == 8
+        run |= {"result": run["result"] | {"ms_per_step": ms}}
+        run_file.write(here.folder, run)
+        rows.append(row(run))
+    given = {"steps": 8, "plan": timed}
+    assert settings(**given, **dense).steps == 8
+    assert settings(**given, **changes, case="sparse").steps == 24
+    (cases,) = grouped(rows[::-1], plan)
+    head, *lines = table(plan, cases)
+    if plan == "mlp":
+        found = [[line[head.index(name)] for name in ("MLP weights", "speed-up")] for line in lines]
+        assert [line[0] for line in lines] == ["dense", "sparse"]
+        assert found == [["100.0 %", "1.00x"], ["27.0 %", "3.00x"]]
 
 
 def test_what_is_compiled_and_captured(options, monkeypatch):
