@@ -94,6 +94,10 @@ def run(study: ModuleType, options: Any, command: str) -> None:
             for name, figure in study.figures(rows).items():
                 folder.mkdir(parents=True, exist_ok=True)
                 print("figure:", *save(figure, folder / name, option="figures"))
+    if hasattr(study, "verdict"):
+        text, status = study.verdict(options, rows)
+        print(text)
+        sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ def make_grid(
     """Return cases of speed against density, and of time against length, which suit the device.
 
     Given values take the place of the defaults. A mask or a length takes the sweep over lengths.
-    shape: batch, heads, kv_heads, head_dim, v_dim, dtype, layout; None leaves the default.
+    shape: batch, heads, kv_heads, n_q, head_dim, v_dim, dtype, layout; None leaves the default,
+    and as many queries as keys.
     Raises ValueError for values that no case can have.
     """
     if torch.device(device).type == "cuda":
@@ -46,12 +47,13 @@ def make_grid(
             raise ValueError(f"block_size={block_size}: give one size, or [block_q,block_k]")
         given |= {"block_q": block_size[0], "block_k": block_size[-1]}
     shapes = [replace(s, **given) for s in shapes]
-    lengthened = [replace(s, n_q=n, n_k=n) for s in shapes for n in seq_len or [s.n_q]]
+    lengths = seq_len or [shapes[0].n_k]
+    lengthened = [replace(s, n_q=given.get("n_q", n), n_k=n) for s in shapes for n in lengths]
     for case in lengthened:
         case.check()
     found = [case for s in lengthened for case in _cases(s, usual if mask is None else mask)]
     if mask is None and seq_len is None:
-        longer = [replace(shapes[0], n_q=n, n_k=n) for n in sweep]
+        longer = [replace(shapes[0], n_q=given.get("n_q", n), n_k=n) for n in sweep]
         found += [case for s in longer for case in _cases(s, (DENSE, structured))]
     return list(dict.fromkeys(found))
 

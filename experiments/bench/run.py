@@ -27,7 +27,7 @@ KEY = (
     "provider direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout "
     "block_q block_k round"
 ).split()
-SHAPE = "mask seq_len batch heads kv_heads head_dim v_dim dtype layout block_size".split()
+SHAPE = "mask seq_len n_q batch heads kv_heads head_dim v_dim dtype layout block_size".split()
 TOO_FAST = "faster than the ideal: the rates of this device are measured too low"
 
 
@@ -39,6 +39,7 @@ class Options:
         None, "texts of masks; dense is no mask: mask=[dense,random:0.1]", several=str
     )
     seq_len: Any = option(None, "tokens", several=int, least=1)
+    n_q: int | None = option(None, "queries; null: seq_len")
     batch: int | None = option(None, "sequences")
     heads: int | None = option(None, "query heads")
     kv_heads: int | None = option(None, "null: heads")

@@ -12,12 +12,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.bench.cases import DTYPES
+from experiments.bench.peers import methods
+from experiments.bench.peers.methods import METHODS, Setting
 from experiments.bench.step import DIRECTIONS
 from experiments.common.figures import Curve, file_name, length_figure
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown
-from experiments.studies import methods, runner
-from experiments.studies.methods import METHODS, Setting
+from experiments.studies import runner
 from experiments.studies.runner import Run, both, choices, latest
 
 KEY = "method direction dropout padding batch heads n head_dim dtype".split()

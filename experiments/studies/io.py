@@ -18,11 +18,12 @@ import torch
 
 from experiments.bench.cases import DTYPES, Case
 from experiments.bench.cost import cost, flops, standard_accesses
+from experiments.bench.peers import methods
+from experiments.bench.peers.methods import METHODS, Setting, block_of
 from experiments.common.provenance import ROOT
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown, short
-from experiments.studies import methods, runner
-from experiments.studies.methods import METHODS, Setting, block_of
+from experiments.studies import runner
 from experiments.studies.runner import Run, both, choices, latest
 
 KEY = "part method batch heads n head_dim dtype block".split()

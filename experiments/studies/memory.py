@@ -22,11 +22,12 @@ import masks
 import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.gate import WrongResult
+from experiments.bench.peers import methods
 from experiments.bench.step import MIB, free, measure, peak_extra_mib
 from experiments.common import figures as f
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import markdown, short
-from experiments.studies import methods, runner
+from experiments.studies import runner
 from experiments.studies.runner import Run, both, choices, latest
 from sparseflash.layers import Rotary
 from sparseflash.testing import relative_error

@@ -11,6 +11,7 @@ A study is a module of this folder. It defines
     opened(case, run)       makes the inputs; a function that measures one row: its further fields
     tables(frame)           Markdown tables of rows by name
     figures(frame)          figures of rows by name, if there are any
+    verdict(options, frame) a text and an exit status, where the study has one
 
 A row that raises says why: ValueError and NotImplementedError mean "unsupported", and `WrongResult`
 a result that is not timed.

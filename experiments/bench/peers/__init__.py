@@ -1,1 +1,1 @@
-"""Kernels of other libraries that are measured beside ours, each where it is installed."""
+"""What is measured beside ours: kernels of other libraries where installed, and papers' methods."""

@@ -51,6 +51,8 @@ def test_grids_have_dense_and_halving_densities_and_take_given_values():
     assert [(c.mask, c.n_q, c.n_k, c.heads, c.kv_heads) for c in cases] == [
         (mask, n, n, 3, 3) for n in (128, 256) for mask in ("local(32)", DENSE)
     ]
+    (case,) = make_grid("cpu", mask=[DENSE], seq_len=[128], n_q=1)
+    assert (case.n_q, case.n_k) == (1, 128)
     cases = make_grid("cpu", head_dim=32)
     assert {case.head_dim for case in cases} == {32}
     assert {case.n_q for case in cases} == {case.n_q for case in make_grid("cpu")}

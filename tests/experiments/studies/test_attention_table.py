@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bench.step import draw
-from experiments.common.rows import OK, Found, frame
-from experiments.studies.attention_table import tables
-from experiments.studies.methods import (
+from experiments.bench.peers.methods import (
     METHODS,
     BlockedGather,
     PaddedCase,
@@ -15,6 +12,9 @@ from experiments.studies.methods import (
     Setting,
     SlidingChunks,
 )  # fmt: skip
+from experiments.bench.step import draw
+from experiments.common.rows import OK, Found, frame
+from experiments.studies.attention_table import tables
 from sparseflash.testing import relative_error
 
 SMALL = ["lengths=[32,64]", "heads=1", "head_dim=16", "batch=1"]

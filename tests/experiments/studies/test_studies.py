@@ -1,6 +1,9 @@
 """Every study in a small form on a CPU, and the numbers of those without a file of their own."""
 
+import json
 import shlex
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,8 +11,11 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 import masks
-from experiments.bench.step import Times
-from experiments.common.rows import OK, Found, frame
+from experiments.bench.cases import DENSE, Case
+from experiments.bench.gate import Gate, WrongResult
+from experiments.bench.step import Step, Times, draw
+from experiments.common.devices import device_name
+from experiments.common.rows import OK, Found, Rows, frame
 from experiments.lra.runs import read_runs
 from experiments.studies import (
     accuracy,
@@ -17,12 +23,16 @@ from experiments.studies import (
     mask_build,
     operators,
     packed_masks,
+    regression,
+    score,
     softmax,
 )
 from experiments.studies.packed_masks import ATTENTION, KINDS
+from experiments.studies.score import NONE, RULES, SINK, attention, buckets, rule_of
 from experiments.study import studies
 from sparseflash.schedule.blocks import Schedule
 from sparseflash.testing import oracle
+from tests.experiments.bench.bench_cases import ROW
 from tests.experiments.lra.made_runs import write_run
 from tests.experiments.studies.conftest import ok
 
@@ -45,6 +55,7 @@ SMALL = {  # options, the number of rows, and of those that say why there is no 
         "lengths=[160] head_dim=16 'selectors=[\"nsa(2, 32)\"]' rounds=2"
         " providers=[picks,selection,causal,fla,cudnn]", 18, 6,
     ),
+    "regression": ("cells=['eager calls',causal,nsa] rounds=1", 10, 2),
     "score": ("lengths=[64] head_dims=[16] densities=[1,0.5] rounds=1", 86, 4),
     "select": ("seq_len=128 heads=2 kv_heads=1 head_dim=16 density=0.25", 35, 0),
     "softmax": ("vocabularies=[10,300] batches=[3]", 8, 0),
@@ -103,9 +114,9 @@ def test_the_study_archives_the_runs_of_documents_and_draws_each_set(tmp_path):
         long_documents.collect(long_documents.Options(**options))
 
     for length, rate in {512: 0.5, 1024: 0.6, 16384: 0.75}.items():
-        for attention, ms in (("flash", length / 100), ("sparse", 4.0)):
+        for name, ms in (("flash", length / 100), ("sparse", 4.0)):
             about = {"source": source, "length": length, "ms": ms, "accuracy": rate}
-            write_run(tmp_path / f"runs/{length}", "files", attention, **about)
+            write_run(tmp_path / f"runs/{length}", "files", name, **about)
     write_run(tmp_path / "runs", "listops", "flash")
     with pytest.raises(ValueError, match="runs: none has task=files"):
         collect(runs=[f"{tmp_path}/runs/listops"])
@@ -249,3 +260,109 @@ def test_both_ways_make_the_same_mask(kind):
         seen = KINDS[kind].theirs(given, n)(none, none, token[:, None], token)
         found = KINDS[kind].ours(given, n).to_block_mask().to_dense()[0, 0]
         assert np.array_equal(found, seen.numpy())
+
+
+# ---- functions of the scores: the gate refuses other formulas, and costs are over no rule
+
+CASE = Case(DENSE, 1, 4, 2, 96, 96, 16, "float32", 0, 0)
+SPARSE = replace(CASE, mask="random_blocks(0.5, block=32)", block_q=32, block_k=32)
+
+
+@pytest.mark.parametrize("case", [CASE, SPARSE])
+@pytest.mark.parametrize("rule", [*RULES[1:2], *RULES[3:]])
+def test_the_gate_refuses_another_formula_and_a_wrong_gradient_of_a_table(case, rule):
+    _, formula, shape = rule_of(rule, case)
+    qkv, places = draw(case, CPU), buckets(CPU)
+    given = (torch.rand(shape).requires_grad_(), places) if shape else ()
+    step = Step(attention(rule, "cpu", case, CPU, *given), qkv, given[:1])
+    own = {"tables": given, "sink": rule == SINK}
+    assert step.error(Gate(case, *qkv, rule=partial(formula, torch), **own)) < 1e-5
+    other = partial(rule_of(NONE, case)[1], torch)
+    with pytest.raises(WrongResult):
+        step.error(Gate(case, *qkv, rule=other, tables=given and given[:0]))
+    if shape:
+        wrong = replace(step)
+        object.__setattr__(wrong, "both", lambda dout: (*step.both(dout)[:3], 2 * given[0]))
+        with pytest.raises(WrongResult):
+            wrong.error(Gate(case, *qkv, rule=partial(formula, torch), **own))
+
+
+def test_a_cost_is_over_no_rule_in_the_same_round():
+    row = CASE.row() | {"provider": "cpu", "direction": "forward", "device": "a", "torch": "2"}
+    row |= {"triton": "", "source": "s", "status": OK}
+    ms = {(NONE, 1): 1.0, ("t5", 1): 3.0, (NONE, 2): 7.0, ("t5", 2): 5.0}
+    rows = [row | {"rule": r, "round": n, "ms_median": x} for (r, n), x in ms.items()]
+    # the medians of 1 and 7, of +200 and -28.6 %
+    assert "| 4.000 | +85.7 ! |" in score.tables(frame(rows))["terms"]
+    failed = row | {"rule": "pair", "provider": "flex", "round": 1, "status": "failed: no compiler"}
+    assert "no compiler" in score.tables(frame([*rows, failed]))["without"]
+
+
+# ---- regressions
+
+
+def run_of(process, cells, **more):
+    """Rows of one run: times in rounds by cell and provider."""
+    return [
+        {**ROW, "cell": cell, "peer": name != "auto", "provider": name, "round": n, "ms_median": ms,
+         "process": process, "torch": "2", **({"version": "1"} if name != "auto" else {}), **more}
+        for cell, providers in cells.items()
+        for name, times in providers.items()
+        for n, ms in enumerate(times, 1)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def compare(tmp_path, run_program):
+    """Return what a run says of each cell against an earlier one, and its exit status."""
+
+    def made(*runs):
+        paths = [tmp_path / f"{len([*tmp_path.iterdir()]) + i}.jsonl" for i in range(2)]
+        for path, rows in zip(paths, runs, strict=True):
+            path.write_text("\n".join(map(json.dumps, rows)))
+        words = f"against={paths[0]}", f"rows={paths[1]}", "fall=0.04", "device=cpu"
+        status, text, _ = run_program("study", "name=regression", "measure=false", *words)
+        lines = [[x.strip() for x in line.split("|")] for line in text.splitlines()]
+        _, _, *lines = (line for line in lines if len(line) == 9)
+        return {line[1]: tuple(line[5:-1]) for line in lines}, status
+
+    return made
+
+
+def test_a_cell_falls_by_its_ratio_to_the_same_peer_else_by_its_time(compare):
+    before = {"slow": {"auto": [2, 2], "fa4": [2, 2]}, "own": {"auto": [1, 1]}}
+    clock = {"slow": {"auto": [4, 4.2], "fa4": [4, 4.2]}, "own": {"auto": [1.03, 1.03]}}
+    old, new = run_of("a", before), run_of("b", clock)
+    assert compare(old, new) == ({"slow": ("fa4 1", "+0.0", ""), "own": ("time", "-2.9", "")}, 0)
+    other = [r | {"version": "2"} if r["provider"] == "fa4" else r for r in new]
+    found, status = compare(old, other)
+    assert (found["slow"], status) == (("time", "-51.2", "fell"), 1)
+    worse = run_of("b", clock | {"slow": {"auto": [4.4, 4.4], "fa4": [4, 4]}})
+    assert compare([*worse, *old], [*old, *worse])[0]["slow"] == ("fa4 1", "-9.1", "fell")
+
+
+def test_cells_are_over_others_and_those_without_a_result_fail_but_not_unstable_ones(compare):
+    old = run_of("a", {"128": {"auto": [1]}, "shaky": {"auto": [1]}, "lost": {"auto": [1]}})
+    old += run_of("a", {"16": {"auto": [2]}}, over="128")
+    new = run_of("b", {"128": {"auto": [2]}, "shaky": {"auto": [1.4, 2]}, "new": {"auto": [1]}})
+    new += run_of("b", {"16": {"auto": [4.4]}}, over="128")
+    new += run_of("b", {"lost": {"auto": [None]}}, status="failed: boom")
+    found, status = compare(old, new)
+    said = {cell: (by, text) for cell, (by, _, text) in found.items()}
+    assert status == 1 and said == {
+        "128": ("time", "fell"), "16": ("128", "fell"), "lost": ("time", "failed: boom"),
+        "shaky": ("time", regression.SHAKY), "new": ("time", "before: not measured"),
+    }  # fmt: skip
+
+
+def test_rows_that_cannot_be_compared_are_refused_before_a_measurement(study, tmp_path):
+    rows = Rows(tmp_path / "before.jsonl")
+    with pytest.raises(ValueError, match="measure first"):
+        study("regression", f"against={tmp_path}/none.jsonl")
+    for row, message in (({}, "another device"), ({"device": device_name("cpu")}, "none of these")):
+        rows.append(run_of("a", {"causal": {"auto": [1]}})[0] | row)
+        with pytest.raises(ValueError, match=f"against={rows.path} .*{message}"):
+            study("regression", f"against={rows.path}", "cells=[causal]")
+    with pytest.raises(ValueError, match="cells='casual'"):
+        study("regression", "cells=[casual]")
+    assert not (tmp_path / "rows.jsonl").exists()

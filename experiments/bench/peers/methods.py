@@ -24,7 +24,8 @@ from sparseflash.dynamic.lengths import real_tokens
 
 EFFICIENT, PATTERNS = "efficient attention", "Longformer and BigBird"
 PUBLISHED = ("chunks", "gather")  # kinds that are made here in the form of their papers
-SOURCES = ("masks", "sparseflash", "experiments/studies", "experiments/lra/models")
+FOLDERS = "bench/peers", "studies", "lra/models"
+SOURCES = ("masks", "sparseflash", *(f"experiments/{folder}" for folder in FOLDERS))
 
 
 @dataclass(frozen=True)
