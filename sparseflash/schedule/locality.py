@@ -34,7 +34,8 @@ def locality(
     tile, minor: int64 (entries,), the list of an entry and its place there, below `width`, in
     pieces of `piece` tokens, of which the mask's blocks have `block`. The parts of a tile take
     memory. With grouped heads all of them take at most as much as the float32 dQ, which bounds the
-    bands; otherwise two bands take four times as much.
+    bands; otherwise two bands take four times as much. Lists of more than twice the mean, as of
+    global tokens, run first and drive nothing apart.
     """
     if len(tile) < 2 * n_lists:
         return False, 1
@@ -42,15 +43,19 @@ def locality(
     mean, pieces = count.mean(), block // piece
     place = torch.sort(tile * (width + 1) + minor).values
     runs = len(tile) - (place.diff() == 1).sum()  # of entries side by side
-    uneven = bool(count.std(correction=0) > _UNEVEN * mean)
-    if uneven and spec.group > 1:
-        return False, max(1, min(unseen_bands(spec), int(mean) // _WORTH))
-    if uneven or runs * 2 * pieces < len(tile):
+    if _uneven(count):
+        bands = max(1, min(unseen_bands(spec), int(mean) // _WORTH))
+        return False, bands if spec.group > 1 and _uneven(count[count <= 2 * mean]) else 1
+    if runs * 2 * pieces < len(tile):
         return False, 1
     density = mean / width
     blocks = width / pieces * (1 - density) / density
     bands = int((block * spec.traffic * blocks.sqrt() / (_APART * spec.major)).square().round())
     return True, max(1, min(bands, max(2, spec.group // 2), int(mean) // _WORTH))
+
+
+def _uneven(count: Tensor) -> bool:
+    return bool(count.std(correction=0) > _UNEVEN * count.mean())
 
 
 def seen_order(items: Tensor, idx: Tensor, pieces: int, spec: TileSpec) -> Tensor:

@@ -78,10 +78,16 @@ def test_a_column_far_longer_than_the_others_runs_before_the_bands(monkeypatch):
     monkeypatch.setattr(module, "_WORTH", 1)
     n = 2048
     column = np.arange(n)
-    dense = (abs(column[:, None] - column) < 100) | (column < 40)
-    schedule = scheduled(dense[None, None], 64, 1, 1)
     options = {"major": 64, "minor": 64, "traffic": 40 * TRAFFIC, "sms": 8}
-    lists = check(schedule, dense[None, None], "cols", 1, 8, 1, **options)
+
+    def lists_of(width):
+        dense = (abs(column[:, None] - column) < width) | (column < 40)
+        schedule = scheduled(dense[None, None], 64, 1, 1)
+        return check(schedule, dense[None, None], "cols", 1, 8, 1, **options)
+
+    lists = lists_of(100)  # all others are alike: no bands
+    assert (lists.items[0, lists.items[0, :, 4] >= 0, 0] == 0).all()
+    lists = lists_of(20 + column // 4)
     items = lists.items[0]
     assert lists.n_parts > 2 * len(lists.merge[0]) > 0  # several bands
     assert lists.n_long >= 4 and (items[: lists.n_long, 0] == 0).all()
