@@ -17,11 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from tqdm import tqdm
 
 from experiments.common.provenance import ROOT, versions
-from experiments.common.rows import OK, Found, Rows, found, read
+from experiments.common.rows import OK, Found, Rows, found, frame, read
 from experiments.common.tables import markdown, pivot
 from experiments.tools.calls import CALLS, Call, calls
 from experiments.tools.offline import CHIPS, HOPPER, compiled
@@ -111,7 +110,7 @@ def faults(row: Found) -> list[str]:
     if row.status != OK:
         return [str(row.status)]
     limits = {  # bytes that a 16-bit kernel may spill: what today's do, rounded up
-        "triton": 1792 if row.target == HOPPER else 256,
+        "triton": 2048 if row.target == HOPPER else 256,
         "decode": 640,
     }
     spills = limits.get(row.backend, 320 if row.triton.startswith(MEASURED) else 704)
@@ -153,9 +152,9 @@ def tables(rows: Any) -> dict[str, str]:
     Each cell: most registers of a thread / most spilled bytes of a variant (stores and loads);
     n serialised: variants whose wgmma wait for one another.
     """
-    frame = pd.DataFrame(rows).sort_values(["target", "backend", "triton"], kind="stable")
-    kind = frame.label.str.contains("float32").map({True: "float32", False: "16 bits"})
-    table = pivot(frame.assign(kind=kind), ["target", "backend", "kind"], "triton", _worst)
+    every = frame(rows).sort_values(["target", "backend", "triton"], kind="stable")
+    kind = every.label.str.contains("float32").map({True: "float32", False: "16 bits"})
+    table = pivot(every.assign(kind=kind), ["target", "backend", "kind"], "triton", _worst)
     return {"gpus": markdown(table, left=(0, 1, 2))}
 
 

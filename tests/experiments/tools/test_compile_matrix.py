@@ -80,6 +80,11 @@ def test_faults():
         assert fault in found and bool(fault) == bool(found), change
 
 
+def test_a_table_names_the_worst_variant():
+    worse = Found(ROW | {"variant": "a2", "registers": 240, "spilled_bytes": 16})
+    assert "| 240 / 16 |" in matrix.tables([ROW, worse])["gpus"]
+
+
 def test_barriers_that_no_warps_use_are_found():
     text = """
   %full = ttg.local_alloc : () -> !ttg.memdesc<2x1xi64, #shared>
