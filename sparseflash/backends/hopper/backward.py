@@ -161,7 +161,8 @@ class Backward:
         if not fits_tma(dout):
             dout = empty_like(dout).copy_(dout)
         q, float32 = saved.q, {"dtype": torch.float32, "device": saved.q.device}
-        lse_log2, neg_delta = torch.empty(2, *self.buffer, **float32).unbind()
+        lse_log2 = torch.empty(*self.buffer, **float32)
+        neg_delta = torch.empty_like(lse_log2)
         dq_sum = torch.empty(*self.buffer, self.width, **float32) if self.one_pass else None
         counters = torch.empty(2, dtype=torch.int32, device=q.device)
         inputs = q, saved.k, saved.v, dout

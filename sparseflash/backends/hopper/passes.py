@@ -105,7 +105,7 @@ class Finish:
             }  # fmt: skip
             return (batch * heads * call.n_pad // 64,), args, options
 
-        self.launch((dq_sum, dq), arguments, layout=dq.stride())
+        self.launch((dq_sum, dq), arguments)
         return dq
 
 
@@ -181,25 +181,23 @@ class ColumnPass(_Pass):
         """dq is added to `dq_sum`, if that is not None. tables: of a score, whose sums by key
         (n_sums, B, H, any) come last where there is dq.
         """
-        tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
+        head_dim, dim_v = self.head_dim, self.dim_v
         q, k, v, dout = call[:4]
         dk, dv = call.gradient(1), call.gradient(2)
-        width = panel(head_dim, tiles.columns(q.shape[3]))
-        width_v = panel(dim_v, tiles.columns(v.shape[3]))
-        minor, major, piece = tiles.minor, tiles.major, tiles.minor // lists.gather
         parts, shapes, sums = self.parts(lists, head_dim + dim_v), (), None
         if self.score is not None:
             tables, shapes = self.score.tensors(tables)
             if dq_sum is not None and self.score.score.n_sums:
-                n = (-(-k.shape[2] // major) + lists.n_parts) * major
+                n = (-(-k.shape[2] // lists.major) + lists.n_parts) * lists.major
                 sums = call.lse_log2.new_zeros(self.score.score.n_sums, *k.shape[:2], n)
-        n_bh = k.shape[0] * k.shape[1]
-        dq_out, parts_out, seed = (
-            _or(dq_sum, call.lse_log2), _or(parts, call.lse_log2),
-            _or(call.seed, lists.items),
-        )  # fmt: skip
+        dq_out, parts_out = _or(dq_sum, call.lse_log2), _or(parts, call.lse_log2)
+        seed = _or(call.seed, lists.items)
 
         def arguments():
+            tiles, n_bh = self.tiles, k.shape[0] * k.shape[1]
+            minor, major, piece = tiles.minor, tiles.major, tiles.minor // lists.gather
+            width = panel(head_dim, tiles.columns(q.shape[3]))
+            width_v = panel(dim_v, tiles.columns(v.shape[3]))
             # a list has all heads of a group
             together = side_by_side(lists.n_items, n_bh, self.programs, partial=lists.partial)
             args = (
@@ -234,7 +232,7 @@ class ColumnPass(_Pass):
             q, k, v, dout, dk, dv, call.lse_log2, call.neg_delta, call.counters, dq_out,
             parts_out, seed, *tables, sums,
         )  # fmt: skip
-        self.launch(tensors, arguments, lists[:4], (dout.stride(), dk.stride(), shapes))
+        self.launch(tensors, arguments, lists[:4], (dout.stride(), shapes))
         if parts is not None:
             self.merge(parts, lists, dk, first=0)
             self.merge(parts, lists, dv, first=head_dim)
@@ -248,15 +246,15 @@ class RowPass(_Pass):
         super().__init__(problem, tiles, backward_rows, static=static)
 
     def __call__(self, call: Call, lists: TileLists) -> Tensor:
-        tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
         q, k, v, dout = call[:4]
         dq = call.gradient(0)
-        major, piece = tiles.major, tiles.minor // lists.gather
-        parts = self.parts(lists, head_dim)
-        n_bh = q.shape[0] * q.shape[1]
+        parts = self.parts(lists, self.head_dim)
         parts_out, seed = _or(parts, call.lse_log2), _or(call.seed, lists.items)
 
         def arguments():
+            tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
+            major, piece = tiles.major, tiles.minor // lists.gather
+            n_bh = q.shape[0] * q.shape[1]
             args = (
                 descriptor(q, major, head_dim), descriptor(dout, major, dim_v),
                 descriptor(k, piece, head_dim), descriptor(v, piece, dim_v),
@@ -276,7 +274,7 @@ class RowPass(_Pass):
         tensors = (
             q, k, v, dout, dq, call.lse_log2, call.neg_delta, call.counters, parts_out, seed,
         )  # fmt: skip
-        self.launch(tensors, arguments, lists[:4], (dout.stride(), dq.stride()))
+        self.launch(tensors, arguments, lists[:4], dout.stride())
         if parts is not None:
             self.merge(parts, lists, dq, first=0)
         return dq
