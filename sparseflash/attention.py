@@ -159,7 +159,7 @@ def attention(
     if is_table(seed):
         check_table(seed, q, k)
         options = options._replace(keyed=True)
-    special = isinstance(mask, Picks | ContextParallel)
+    special = isinstance(mask, (Picks, ContextParallel))
     if special or lengths is not None or starts is not None or type(q) is not Tensor:
         call: dict[str, Any] = {
             "scale": options.scale, "sink": sink, "score": score, "dropout_p": dropout_p,

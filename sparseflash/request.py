@@ -92,13 +92,13 @@ def options_of(
 
     names: the backends to choose from; flags: further booleans that are checked.
     """
-    flags |= {"deterministic": deterministic, "return_max_scores": max_scores}
+    flags["deterministic"], flags["return_max_scores"] = deterministic, max_scores
     check_options(scale, dropout_p, backend, names, **flags)
     if scale is not None and type(scale) is not float:
         scale = float(scale)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     key = "" if score is None else bound(score).key()
-    return Options(scale, dropout_p, deterministic, backend, key, max_scores=max_scores)
+    return Options(scale, dropout_p, deterministic, backend, key, False, max_scores)
 
 
 def term_tensors(sink: Any, score: Any, q: Tensor, k: Tensor, v: Tensor) -> TermTensors:
@@ -194,9 +194,7 @@ def contiguous(*tensors: Tensor) -> list[Tensor]:
 
 def autocast(*tensors: Any) -> Any:
     """Return the inputs as autocast casts them: all but float64 take its dtype."""
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return [_cast(t) for t in tensors]
-    return tensors
+    return [_cast(t) for t in tensors] if torch._C._is_any_autocast_enabled() else tensors
 
 
 def _cast(t: Any) -> Any:

@@ -54,7 +54,7 @@ def run(
     The layers of torch.library cost as much as a short kernel takes: an eager call leaves them out.
     """
     if plan.run_backward is not None:
-        return Results(*_Attention.apply(q, k, v, seed, schedule, plan, *terms.flat))
+        return Results(*_apply(q, k, v, seed, schedule, plan, *terms.flat))
     with no_autocast(q):
         return plan.forward(q, k, v, seed, terms, schedule)
 
@@ -107,8 +107,9 @@ def plain(*tensors: Any) -> bool:
 
 def no_autocast(q: Tensor):
     """Return a context without autocast: a backend picks its own precisions."""
-    device = q.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
+    if not torch._C._is_any_autocast_enabled():
+        return _NOTHING
+    return torch.autocast(q.device.type, enabled=False)
 
 
 _NOTHING = nullcontext()
@@ -147,6 +148,10 @@ class _Attention(torch.autograd.Function):
             gradients = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
         dq, dk, dv, *others = gradients
         return dq, dk, dv, None, None, None, *_of_terms(others, ctx.plan.problem.options, terms)
+
+
+# `apply` without what it does for torch.func, which `plain` excludes
+_apply = super(torch.autograd.Function, _Attention).apply  # pyright: ignore
 
 
 class _Functional(torch.autograd.Function):
@@ -224,7 +229,9 @@ def _of_terms(
     there is none.
     """
     dsink, dtables = gradients
-    wanted = (kind.wanted for kind in rule_of(options.score).kinds) if options.score else ()
+    if not options.score:
+        return (None if terms[0] is None else dsink,)
+    wanted = (kind.wanted for kind in rule_of(options.score).kinds)
     of_tables = (d if want else None for d, want in zip(dtables, wanted, strict=True))
     made = dsink, *of_tables
     return tuple(None if t is None else d for t, d in zip(terms, made, strict=True))

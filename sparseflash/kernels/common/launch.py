@@ -58,9 +58,11 @@ class Launch:
             tensors = (*tensors, *lists)
         addresses, union = [], 0
         for t in tensors:
-            address = 0 if t is None else t.data_ptr()
-            addresses.append(address)
-            union |= address
+            if t is None:
+                addresses.append(0)
+            else:
+                addresses.append(address := t.data_ptr())
+                union |= address
         misaligned = ()
         if union & 15:  # Triton compiles another kernel where an address is not a multiple of 16
             misaligned = tuple(i for i, address in enumerate(addresses) if address & 15)
