@@ -200,6 +200,8 @@ class LanguageModel(nn.Module):
         context: tokens of a window.
         end: the id that ends a document, for packed windows, in which a token attends to its own
             document only; None: windows are not packed.
+        decode: two more layers answer question i from the vector at its place and an embedding
+            of i.
     """
 
     def __init__(
@@ -215,6 +217,7 @@ class LanguageModel(nn.Module):
         positions: str = LEARNED,
         init_std: float = STD,
         conv: int | None = None,
+        decode: bool = False,
     ):
         super().__init__()
         kind = ATTENTIONS[attention]
@@ -245,6 +248,12 @@ class LanguageModel(nn.Module):
             for layer in range(sizes.layers)
         )
         self.norm = nn.LayerNorm(sizes.dim)
+        self.asked, self.decoder = None, nn.Sequential()
+        if decode:  # as in MAD
+            dim = sizes.dim
+            layer = lambda: (nn.LayerNorm(dim), nn.Linear(dim, dim), nn.GELU())  # noqa: E731
+            self.asked = nn.Embedding(context, dim)
+            self.decoder = nn.Sequential(*layer(), *layer())
         self.apply(partial(_initialise, init_std))
         with torch.no_grad():  # as in GPT-2: what adds to the residual stream starts smaller
             for block in self.layers:
@@ -293,6 +302,8 @@ class LanguageModel(nn.Module):
             x = block(each, x)
         if places is not None:
             x = x.gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))
+            if self.asked is not None:
+                x = self.decoder(x + self.asked.weight[: x.shape[1]])
         return head(self, x, targets)
 
     def _head(self, x: Tensor, targets: Tensor | None) -> Tensor:

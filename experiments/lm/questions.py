@@ -1,4 +1,4 @@
-"""Tasks whose answers stand in the sequence: recall, selective copying, passkeys, variables.
+"""Tasks whose answers stand in the sequence: mqar, MAD's six, passkeys, variables.
 
 A task is a text, NAME or NAME:AMOUNT, such as mqar:16. Its sequences are made for any length, and
 follow from (seed, split, number of the part) alone. The answer of a question is the token that
@@ -8,21 +8,23 @@ should follow at its place.
                      and value in turn, then every key once more at gaps that follow a power law
     recall:NOISE     MAD's in-context recall (arXiv 2403.17844): 8 keys and 8 values come again and
                      again, each later time a question; NOISE percent of the pairs are noise
+    fuzzy:TOKENS     MAD's fuzzy recall: keys and values of 1 to TOKENS different tokens each, of 7
+                     and 8. All splits have keys of all lengths; MAD tests the longest
     copy:TOKENS      MAD's selective copying: repeat in order the tokens that stand among blanks
     memory           MAD's memorisation: values of keys that are the same in all sequences, which
                      needs no attention
+    compress         MAD's compression: the last token's vector alone tells a decoder
+                     (`LanguageModel`) each token before it
     passkey:DIGITS   the digits behind a mark, in a text that repeats itself (RULER, arXiv
                      2404.06654)
     variables:HOPS   RULER's variable tracking: 4 chains of HOPS assignments and a value each, and
                      at the end the value of the last variable of each
-
-MAD's fuzzy recall has keys and values of several lengths, and its compression a decoder of its own:
-they are left out.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +37,8 @@ PART = 1024  # sequences that are drawn at a time
 POWER = 0.01  # of Zoology's gaps
 DIGITS, MARK, ASK, FILLER = 10, 10, 11, 25  # tokens of passkey: digits, marks, then the text
 CHAINS, NAMES, VALUES = 4, 32, 32  # of variables
+FUZZY = 7, 8  # tokens of fuzzy that keys and values are made of
+COMPRESS = "compress"
 
 
 class Questions(NamedTuple):
@@ -61,23 +65,25 @@ class Synthetic:
     def vocab(self) -> int:
         """Ids of its tokens. Zoology wants more than the length."""
         sizes = {"mqar": 2 * self.length, "recall": 32, "copy": 16, "memory": 256}
-        return sizes.get(self.name, 128)
+        return (sizes | {"fuzzy": sum(FUZZY), COMPRESS: 16}).get(self.name, 128)
 
     @cached_property
     def chance(self) -> float:
         """The accuracy of a guess among the answers that a reader without memory of pairs has."""
-        among = {"mqar": self.amount, "recall": 8, "copy": 14, "memory": 127}
+        if self.name == "fuzzy":  # tokens of a value differ; so many values have a token i
+            each = [(self.amount - i, FUZZY[1] - i) for i in range(self.amount)]
+            return sum(have / among for have, among in each) / sum(have for have, _ in each)
+        among = {"mqar": self.amount, "recall": 8, "copy": 14, "memory": 127, COMPRESS: 15}
         return 1 / (among | {"passkey": DIGITS, "variables": CHAINS})[self.name]
 
     def make(self, split: str, count: int, seed: int = 0) -> Questions:
         """Return the first `count` sequences of a split; the splits are of different streams."""
         draw, parts = TASKS[self.name].draw, []
+        kinds = np.int16, np.int32, np.int16, np.int32
         for number in range(-(-count // PART)):
             rng = np.random.default_rng([seed, SPLITS.index(split), number])
-            parts.append(draw(rng, PART, self))
-        joined = [np.concatenate(arrays)[:count] for arrays in zip(*parts, strict=True)]
-        kinds = np.int16, np.int32, np.int16, np.int32
-        return Questions(*map(np.ndarray.astype, joined, kinds))
+            parts.append(map(np.ndarray.astype, draw(rng, PART, self), kinds))
+        return Questions(*(np.concatenate(arrays)[:count] for arrays in zip(*parts, strict=True)))
 
 
 def asks(text: str) -> bool:
@@ -126,18 +132,58 @@ def _recall(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
     value_of = size + rng.integers(0, size, (count, size))
     values = np.take_along_axis(value_of, keys, 1)
     noise = rng.random((count, pairs)) < task.amount / 100
-    # the last pair before with the same key, -1 where there is none
-    last = np.full((count, pairs), -1)
-    for key in range(size):
-        here = (keys == key) & ~noise
-        seen = np.maximum.accumulate(np.where(here, np.arange(pairs), -1), axis=1)
-        last[:, 1:] = np.where(here[:, 1:], seen[:, :-1], last[:, 1:])
+    last = _before(np.where(noise, size + np.arange(pairs), keys))
     asked = last >= 0
     tokens = np.stack([keys, values], 2)
     other = rng.integers(2 * size, 4 * size, tokens.shape)
     tokens = np.where(noise[:, :, None], other, tokens).reshape(count, -1)
     places = np.broadcast_to(np.arange(0, task.length, 2), (count, pairs))
     return tokens, places, np.where(asked, values, NONE), 2 * last + 1
+
+
+def _fuzzy(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
+    n, most, rows = task.length, task.amount, np.arange(count)[:, None]
+    pairs = n // 2  # of 2 tokens or more: the last ones are cut off
+    (keys, p), (values, q) = (_words(size, most) for size in FUZZY)
+    drawn = rng.choice(len(keys), (count, pairs), p=p)
+    value_of = rng.choice(len(values), (count, len(keys)), p=q)
+    value = values[value_of[rows, drawn]]
+    value[value >= 0] += FUZZY[0]
+    words = np.concatenate([keys[drawn], value], 2)  # (count, pairs, 2 * most)
+    there, last = words >= 0, _before(drawn)
+    place = there.reshape(count, -1).cumsum(1).reshape(words.shape) - 1  # in the sequence
+    asked = (last >= 0)[:, :, None] & (np.arange(2 * most) >= most)  # the tokens of values
+    kept = there & (place < n)
+    tokens, asked, sources = (a[kept].reshape(count, n) for a in (words, asked, place[rows, last]))
+    places = np.broadcast_to(np.arange(n - 1), (count, n - 1))
+    return tokens, places, np.where(asked, tokens, NONE)[:, 1:], sources[:, 1:]
+
+
+def _words(size: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (words, most): all words of 1 to `most` different ids below `size`, -1 after the last;
+    and their probabilities, by which all lengths are as frequent.
+    """
+    words = [w for many in range(1, most + 1) for w in permutations(range(size), many)]
+    lengths = np.array([len(w) for w in words])
+    padded = np.array([w + (-1,) * (most - len(w)) for w in words])
+    return padded, 1 / (most * np.bincount(lengths)[lengths])
+
+
+def _before(keys: np.ndarray) -> np.ndarray:
+    """Return for each key of a row the place of the same key before, the last time; else -1."""
+    order = np.argsort(keys, axis=1, kind="stable")
+    same = np.diff(np.take_along_axis(keys, order, 1), axis=1) == 0
+    last = np.full(keys.shape, -1)
+    np.put_along_axis(last, order[:, 1:], np.where(same, order[:, :-1], -1), 1)
+    return last
+
+
+def _compress(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
+    n = task.length
+    tokens = rng.integers(0, task.vocab - 1, (count, n))
+    tokens[:, -1] = task.vocab - 1
+    before = np.broadcast_to(np.arange(n - 1), (count, n - 1))
+    return tokens, np.full_like(before, n - 1), tokens[:, :-1], before
 
 
 def _copy(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
@@ -220,8 +266,10 @@ class Kind(NamedTuple):
 TASKS = {
     "mqar": Kind(_mqar, 16, (1, 4096), lambda pairs: max(8, 4 * pairs)),
     "recall": Kind(_recall, 0, (0, 90), lambda noise: 32),
+    "fuzzy": Kind(_fuzzy, 3, (1, 3), lambda _: 32),
     "copy": Kind(_copy, 16, (1, 1024), lambda many: 2 * many + 2),
     "memory": Kind(_memory, 0, (0, 0), lambda _: 2),
+    COMPRESS: Kind(_compress, 0, (0, 0), lambda _: 2),
     "passkey": Kind(_passkey, 5, (1, 64), lambda many: 2 * many + 2),
     "variables": Kind(_variables, 2, (1, 7), lambda hops: 3 * CHAINS * (hops + 1) + 2 * CHAINS),
 }

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from experiments.common.files import digest
 from experiments.lm.model import LanguageModel, mlp_density, resolve, shares
-from experiments.lm.questions import NONE, Questions, asks, synthetic
+from experiments.lm.questions import COMPRESS, NONE, Questions, asks, synthetic
 from experiments.lm.settings import LAYERS, Settings
 from experiments.lm.text import Corpus, load_corpus, refuse_vocabulary
 from experiments.training import train as loop
@@ -277,6 +277,7 @@ def make_model(settings: Settings, corpus: Any) -> LanguageModel:
         positions=settings.positions,
         init_std=settings.init_std,
         conv=settings.conv,
+        decode=settings.data.partition(":")[0] == COMPRESS,
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from omegaconf import OmegaConf
 
 import masks
@@ -44,7 +45,8 @@ from sparseflash.select import Selector
 NEAR = 0.15  # how far the density of a mask may be from the one that is wanted
 SOLVED = 0.9  # the accuracy whose time is compared
 SEQUENCES = 512  # that tell what questions see
-DENSITIES = (0.5, 0.25, 0.125, 0.0625)
+DENSITIES = (0.5, 0.25, 0.125, 0.08)  # of 1,024 tokens: below, families have no mask
+NEVER = 1 / 64  # the depth in units of the reach, in a figure, of a mask that never reaches all
 
 
 # ---- masks of a density
@@ -167,16 +169,19 @@ PARTS = {
         recipe=(*GPU, *RECIPE),
     ),
     "blocks": Part(
-        "accuracy against the size of blocks", ("mqar:32",), (2048,), blocks=(16, 32, 64, 128),
-        families=("window", "random", *PICKING), recipe=(*GPU, *RECIPE),
+        "accuracy against the size of blocks", ("mqar:32",), (2048,), (0.27,),
+        (16, 32, 64, 128), families=("window", "random", *PICKING), recipe=(*GPU, *RECIPE),
     ),
     "lengths": Part(
-        "accuracy against length", ("passkey:5", "variables:2"), (512, 2048, 4096, 16384),
-        blocks=(32,), recipe=(*GPU, *RECIPE, "batch=8"),
+        "accuracy against length", ("passkey:5", "variables:2"), (1024, 2048, 4096, 16384),
+        (0.135,), blocks=(32,), recipe=(*GPU, *RECIPE, "batch=8"),
     ),
     "tasks": Part(
-        "MAD's tasks", ("recall:0", "recall:20", "copy:16", "memory"),
+        "MAD's tasks", ("recall:0", "recall:20", "fuzzy:3", "copy:16", "memory"),
         recipe=(*GPU, *RECIPE, "steps=5000"),
+    ),
+    "compress": Part(
+        "MAD's compression", ("compress",), (256,), (0.375,), recipe=(*GPU, *RECIPE, "steps=5000"),
     ),
 }  # fmt: skip
 
@@ -277,10 +282,18 @@ def facts(data: str, n: int, layers: int, text: str) -> Row:
     blocks = mask.build(n)
     asked = task.make("test", SEQUENCES)
     wanted = (asked.answers != NONE) & (asked.sources >= 0)
-    sees = blocks.to_dense().reshape(n, n)[asked.places[wanted], asked.sources[wanted]]
+    dense, row = blocks.to_dense().reshape(n, n), np.arange(SEQUENCES)[:, None]
+    # an answer may stand at several places: each is the answer to a question at the place before it
+    before = np.full((SEQUENCES, n), NONE)
+    at = np.where(wanted, asked.sources, NONE)
+    np.put_along_axis(before, asked.places, at, 1)
+    sees = np.zeros(at.shape, bool)
+    while (at >= 0).any():
+        sees |= dense[asked.places, at] & (at >= 0)
+        at = np.where(at > 0, before[row, at - 1], NONE)
     found = reach(blocks, causal=True)
     return {
-        "direct": float(np.mean(sees)) if wanted.any() else None,
+        "direct": float(sees[wanted].mean()) if wanted.any() else None,
         "seen": found.upper[min(layers, len(found.upper)) - 1],
         "reach": found.at_most,
     }
@@ -349,46 +362,69 @@ def figures(frame: Any) -> dict[str, Figure]:
     """Return a figure for each question of which there are rows."""
     rows = [row for row in found(frame) if row.status == OK]
     for row in rows:
-        row["depth"] = row.layers / row.reach if row.reach else 0.0
+        row["percent"] = 100 * row.accuracy
+        row["depth"] = row.layers / row.reach if row.reach else NEVER
         row["signal"] = math.sqrt(row.dim / (2 * row.block))
         row["seconds"] = row.solved and row.solved * row.ms_step / 1e3
     return {
-        f"which-mask-{part}-{x}": _draw(own, x, label)
-        for part, x, label in QUESTIONS
+        f"which-mask-{part}-{name}": _draw(own, x, y, *labels)
+        for part, name, x, y, *labels in QUESTIONS
         if (own := [row for row in rows if row.part == part and row[x] is not None])
+        and any(row[y] is not None for row in own)
     }
 
 
-def _draw(rows: Sequence[Any], x: str, label: str) -> Figure:
-    """Return accuracy against a field of rows: a panel for each task, a look for each family."""
+def _draw(rows: Sequence[Any], x: str, y: str, label: str, other: str) -> Figure:
+    """Return means over seeds of a field of rows against another, where all seeds have it: a panel
+    for each task, a look for each family.
+    """
     tasks = list(dict.fromkeys(row.data for row in rows))
-    size = (f.PAGE if len(tasks) > 1 else f.COLUMN, 2.6)
-    figure, grid = plt.subplots(1, len(tasks), figsize=size, squeeze=False, sharey=True)
+    size = (f.PAGE if len(tasks) > 1 else f.COLUMN, 2.8)
+    share: dict[str, Any] = {"squeeze": False, "sharex": True, "sharey": True}
+    figure, grid = plt.subplots(1, len(tasks), figsize=size, **share)
     for axes, task in zip(grid[0], tasks, strict=True):
+        own = [row for row in rows if row.data == task]
         for family, look in LOOKS.items():
             points = dict[float, list[float]]()
-            for row in rows:
-                if row.data == task and row.family == family:
-                    points.setdefault(row[x], []).append(100 * row.accuracy)
-            if points:
-                at = sorted(points)
-                values = [fmean(points[each]) for each in at]
-                f.curve(axes, at, values, look, family, line=x in ("density", "signal"))
+            for row in own:
+                if row.family == family:
+                    points.setdefault(row[x], []).append(row[y])
+            if at := sorted(each for each, values in points.items() if None not in values):
+                means = [fmean(points[each]) for each in at]
+                if family == "dense" and x == "density":
+                    axes.axhline(means[0], color=look.color, lw=1, label=family)
+                else:
+                    f.curve(axes, at, means, look, family, line=x != "direct")
+        if y == "percent":
+            axes.axhline(100 * own[0].chance, color="0.5", lw=1, ls=":", label="chance", zorder=0)
+        if x in LOG:
+            axes.set_xscale("log", base=LOG[x])
+            axes.xaxis.set_major_formatter(_power)
+            axes.xaxis.set_minor_locator(NullLocator())
         axes.set_title(task)
         axes.set_xlabel(label)
-    grid[0][0].set_ylabel("accuracy (%)")
-    f.legend(figure, list(grid[0]))
+    grid[0][0].set_ylim(*((-3, 103) if y == "percent" else (0, None)))
+    grid[0][0].set_ylabel(other)
+    f.legend(figure, list(grid[0]), 5 if len(tasks) > 1 else 3, most=len(LOOKS) + 1)
     return figure
 
 
-# part, field of its rows, label of the axis
+def _power(x: float, _: int) -> str:
+    """Return a power of two as a tick has it."""
+    return "never" if x == NEVER else f"{x:g}" if x >= 1 else f"1/{1 / x:g}"
+
+
+ACCURACY = "accuracy (%)"
+# part, name, fields of its rows on both axes, and their labels
 QUESTIONS = (
-    ("first", "direct", "share of questions that see their answer"),
-    ("density", "density", "pairs / causal pairs"),
-    ("depth", "depth", "layers / reach of the mask"),
-    ("blocks", "signal", "signal to noise, sqrt(d / 2b)"),
-    ("density", "seconds", f"seconds to {100 * SOLVED:.0f} %"),
-)
+    ("first", "direct", "direct", "percent", "share of questions that see their answer", ACCURACY),
+    ("density", "density", "density", "percent", "pairs / causal pairs", ACCURACY),
+    ("depth", "depth", "depth", "percent", "layers / reach of the mask", ACCURACY),
+    ("blocks", "signal", "signal", "percent", "signal to noise, sqrt(d / 2b)", ACCURACY),
+    ("density", "seconds", "density", "seconds", "pairs / causal pairs",
+     f"seconds to {100 * SOLVED:.0f} %"),
+)  # fmt: skip
+LOG = {"density": 2, "depth": 4}  # bases of logarithmic axes
 COLORS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #888888".split()
 LOOKS = {
     family: f.Style(color, marker, line)
