@@ -151,7 +151,7 @@ RECIPE = ("lr=2e-3", "conv=3")  # of all parts after part=recipe
 PARTS = {
     "first": Part(
         "the smallest form, on a CPU", ("passkey:5",), (256,), (0.25,), (8,),
-        families=tuple(STATIC), seeds="0",
+        families=tuple(STATIC),
         recipe=("provider=sdpa", "batch=8", "steps=800", "lr=2e-3", "betas=[0.9,0.98]",
                 "conv=3", "warmup=50",
                 "eval_every=50", "log_every=50", "val_tokens=32768"),
