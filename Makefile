@@ -3,7 +3,7 @@
 #                              and the newest torch, in .venv-oldest and .venv-newest
 # make docs                    the documentation as a site, in build/site
 # make compile-matrix            all kernels with every supported Triton, without a GPU
-# make pages                     write README.md and docs/results from docs/templates and the rows
+# make pages                     write the tables of README.md and docs/results from the rows
 # make page                      measure the figures of the first page on this GPU, and fill it
 # make tour                      run the notebook of the guide and store its outputs
 # make wheel                     the wheel and the source distribution in dist, always the same bytes

@@ -2,10 +2,16 @@
 
     make pages                            # or: python -m experiments.tools.pages
 
-A template is docs/templates/PAGE.md and makes docs/PAGE.md; docs/templates/README.md makes
-README.md. CI fails if a page differs from what its template and the rows make. Edit the template,
-never the page. Templates are Jinja2, in which these names insert tables of the rows below
-docs/results:
+A page has a comment above each table, with the expression that makes it, and what is between is
+edited in place:
+
+    <!-- {{ tables("studies.io", "h200/io.jsonl.gz").sparsity }} -->
+
+    | the table | that is written here |
+
+Other pages have a template, docs/templates/PAGE.md for docs/PAGE.md, which is edited instead. CI
+fails if a page differs from what the rows make. Expressions are Jinja2, in which these names insert
+tables of the rows below docs/results:
 
     {{ tables("bench.tables", "h100/page.jsonl.gz").ratios }}
     {{ tables("bench.tables", "h100/page.jsonl.gz", where="head_dim == 64").density
@@ -39,6 +45,7 @@ from experiments.lra import published
 from experiments.lra.runs import unpacked
 
 ROOT = Path(__file__).parents[2]
+TABLE = re.compile(r"(<!-- ({{.*}}) -->\n\n)(?:\S.*\n)*")  # a comment and the block below it
 RESULTS, TEMPLATES = ROOT / "docs" / "results", ROOT / "docs" / "templates"
 
 
@@ -51,7 +58,7 @@ def main() -> None:
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of every page that a template makes, by its path."""
+    """Return the text of every page with tables of rows, by its path."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True,
         trim_blocks=True,
@@ -61,8 +68,17 @@ def pages() -> dict[Path, str]:
     found = {}
     for template in sorted(TEMPLATES.rglob("*.md")):
         name = template.relative_to(TEMPLATES).as_posix()
-        page = ROOT / name if name == "README.md" else ROOT / "docs" / name
-        found[page] = made.get_template(name).render()
+        found[ROOT / "docs" / name] = made.get_template(name).render()
+
+    def table(match: re.Match[str]) -> str:
+        text = made.from_string(match[2]).render().strip()
+        if "\n\n" in text:
+            raise ValueError(f"{match[2]} makes more than a table: write a template")
+        return f"{match[1]}{text}\n"
+
+    for page in (ROOT / "README.md", *sorted(RESULTS.glob("*.md"))):
+        if page not in found:
+            found[page] = TABLE.sub(table, page.read_text())
     return found
 
 
