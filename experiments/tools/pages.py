@@ -78,7 +78,11 @@ def pages() -> dict[Path, str]:
 
     for page in (ROOT / "README.md", *sorted(RESULTS.glob("*.md"))):
         if page not in found:
-            found[page] = TABLE.sub(table, page.read_text())
+            found[page], count = TABLE.subn(table, page.read_text())
+            if count != found[page].count("<!-- {{"):
+                raise ValueError(
+                    f"{page}: give each <!-- {{{{ .. }}}} --> a line, and a blank one below"
+                )
     return found
 
 
