@@ -6,8 +6,9 @@ whose features of x are multiplied as one long inner dimension. `_sampled` compu
 dy^T x of the blocks that the weight has. Their counterparts in plain torch are in `operator`.
 """
 
-from functools import cache
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from sparseflash.cache import cache
 from sparseflash.kernels.common.device import interpreted, multiprocessors, on
-from sparseflash.kernels.common.launch import launch
+from sparseflash.kernels.common.launch import Launch
 from sparseflash.kernels.portable.tma import has_tma
 from sparseflash.linear.operator import groups_of, lines_of
 
@@ -73,57 +75,109 @@ def product(
     act: str = "", gate: bool = False, keep: bool = True, pre: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """`operator.Torch.product`."""
-    block, tokens = weight.shape[1], x.shape[0]
-    ptr, idx, num, order = lines_of(mask, transposed, x.device)
-    twice = gate and pre is None
-    lines = len(order) // 2 if twice else len(order)
-    out = x.new_empty(tokens, lines * block * (2 if gate and not twice else 1))
-    kept = x.new_empty(tokens, len(order) * block) if act and keep and pre is None else None
-    tiles = product_tiles(block, tokens, lines, len(num), x)
-    if act and tiles.tokens * block > 128 * 128:  # registers for more than the sums
-        tiles = tiles._replace(tokens=128, warps=4, stages=3)
-    rows, depth = tiles.tokens // (1 + gate), min(tiles.depth, block)
-    descs = [None if t is None else _desc(t, rows, block) for t in (out, kept, pre)]
-    box = (depth, block) if transposed else (block, depth)
-    stages = _stages(tiles, (rows + block * (1 + twice)) * depth, x)
-    with on(x.device):
-        launch(
-            _product, (lines * -(-tokens // rows),),
-            x, weight, bias, out, kept, pre, _desc(x, rows, depth), _desc(weight, *box), *descs,
-            ptr, idx, num, order, lines, len(num) // 2, BLOCK=block, ROWS=rows,
-            DEPTH=depth, TRANSPOSED=transposed, SWAP=tiles.swap, ACT=act,
-            GATE=gate, PRECISION=_precision(x), num_warps=tiles.warps,
-            num_stages=2 * stages - 1,  # the loads of lists are stages, too
-        )  # fmt: skip
-    return out, kept
+    given = mask, transposed, act, gate, keep
+    bias = None if bias is None else bias.contiguous()
+    return _prepared(_product_of, given, x, weight, bias, pre)
 
 
 def sampled(dy: Tensor, x: Tensor, mask: str, block: int) -> Tensor:
     """`operator.Torch.sampled`."""
+    return _prepared(_sampled_of, (mask, block), dy, x)
+
+
+def _prepared(make: Callable[..., Any], given: tuple[Any, ...], *tensors: Tensor | None) -> Any:
+    """Return make(given, tensors)[0](tensors), made once for all tensors of these layouts.
+
+    Descriptors and the choice of tiles take the host longer than the kernels take.
+    """
+    x = tensors[0]
+    assert x is not None
+    layouts = [None if t is None else (t.shape, t.stride()) for t in tensors]
+    key = make, *given, *layouts, x.dtype, x.device, _precision(x)
+    found = cache.get(key)
+    if found is None:
+        found = make(*given, *tensors)
+        cache.put(key, found, found[1])
+    with on(x.device):
+        return found[0](*tensors)
+
+
+def _product_of(mask, transposed, act, gate, keep, x, weight, bias, pre) -> Any:
+    block, tokens = weight.shape[1], x.shape[0]
+    lists = lines_of(mask, transposed, x.device)
+    blocks, length = len(lists[2]), len(lists[3])
+    twice = gate and pre is None
+    lines = length // 2 if twice else length
+    width = lines * block * (2 if gate and not twice else 1)
+    tiles = product_tiles(block, tokens, lines, blocks, x)
+    if act and tiles.tokens * block > 128 * 128:  # registers for more than the sums
+        tiles = tiles._replace(tokens=128, warps=4, stages=3)
+    rows, depth = tiles.tokens // (1 + gate), min(tiles.depth, block)
+    box = (depth, block) if transposed else (block, depth)
+    stages = _stages(tiles, (rows + block * (1 + twice)) * depth, x)
+    options = {
+        "BLOCK": block, "ROWS": rows, "DEPTH": depth, "TRANSPOSED": transposed, "SWAP": tiles.swap,
+        "ACT": act, "GATE": gate, "PRECISION": _precision(x), "num_warps": tiles.warps,
+        "num_stages": 2 * stages - 1,  # the loads of lists are stages, too
+    }  # fmt: skip
+    launch = Launch(_product, static=True)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None) -> Any:
+        out = x.new_empty(tokens, width)
+        kept = x.new_empty(tokens, length * block) if act and keep and pre is None else None
+
+        def arguments():
+            descs = [None if t is None else _desc(t, rows, block) for t in (out, kept, pre)]
+            args = (
+                x, weight, bias, out, kept, pre, _desc(x, rows, depth), _desc(weight, *box), *descs,
+                *lists, lines, blocks // 2,
+            )  # fmt: skip
+            return (lines * -(-tokens // rows),), args, options
+
+        launch((x, weight, bias, out, kept, pre), arguments, lists)
+        return out, kept
+
+    return run, lists
+
+
+def _sampled_of(mask, block, dy, x) -> Any:
     tokens, count = x.shape[0], len(lines_of(mask, False, x.device)[1])
     tiles = sampled_tiles(block, dy.shape[1] // block, x.shape[1] // block, count, x)
     groups = groups_of(mask, tiles.flip, tiles.group, x.device)
-    parts = split(len(groups), tokens, block, tiles, x.device)
+    programs = len(groups)
+    parts = split(programs, tokens, block, tiles, x.device)
     chunk = -(-tokens // (parts * tiles.tokens)) * tiles.tokens
     parts = -(-tokens // chunk)
-    out = x.new_empty(count, block, block)
-    sums = out if parts == 1 else out.new_empty(parts, *out.shape, dtype=torch.float32)
-    shared, varied = (x, dy) if tiles.flip else (dy, x)
-    with on(x.device):
-        launch(
-            _sampled, (len(groups) * parts,),
-            shared, varied, sums, *(_desc(t, tiles.tokens, block) for t in (shared, varied)),
-            groups, len(groups), tokens, chunk, count, shared.stride(0), varied.stride(0),
-            BLOCK=block, GROUP=tiles.group, ROWS=tiles.tokens, FLIP=tiles.flip,
-            PRECISION=_precision(x), num_warps=tiles.warps,
-            num_stages=_stages(tiles, tiles.tokens * block * (1 + tiles.group), x),
-        )  # fmt: skip
+    options = {
+        "BLOCK": block, "GROUP": tiles.group, "ROWS": tiles.tokens, "FLIP": tiles.flip,
+        "PRECISION": _precision(x), "num_warps": tiles.warps,
+        "num_stages": _stages(tiles, tiles.tokens * block * (1 + tiles.group), x),
+    }  # fmt: skip
+    launch, launch_sum = Launch(_sampled, static=True), Launch(_sum, static=True)
+
+    def run(dy: Tensor, x: Tensor) -> Tensor:
+        out = x.new_empty(count, block, block)
+        sums = out if parts == 1 else x.new_empty(parts, *out.shape, dtype=torch.float32)
+        shared, varied = (x, dy) if tiles.flip else (dy, x)
+
+        def arguments():
+            args = (
+                shared, varied, sums, *(_desc(t, tiles.tokens, block) for t in (shared, varied)),
+                groups, programs, tokens, chunk, count, shared.stride(0), varied.stride(0),
+            )  # fmt: skip
+            return (programs * parts,), args, options
+
+        launch((shared, varied, sums), arguments, (groups,))
         if parts > 1:
-            launch(_sum, (-(-out.numel() // 1024),), sums, out, parts, out.numel(), SIZE=1024)
-    return out
+            n = out.numel()
+            about = (-(-n // 1024),), (sums, out, parts, n), {"SIZE": 1024}
+            launch_sum((sums, out), lambda: about)
+        return out
+
+    return run, (groups,)
 
 
-@cache
+@functools.cache
 def split(groups: int, tokens: int, block: int, tiles: Tiles, device: torch.device) -> int:
     """Return in how many parts programs share the tokens, each of which has sums of its own."""
     slots = _sms(device) * 8 // tiles.warps
@@ -141,8 +195,10 @@ def _sms(device: torch.device) -> int:
 
 
 def _precision(x: Tensor) -> str:
-    exact = x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    return "ieee" if exact or interpreted() else "tf32"
+    if x.dtype != torch.float32:
+        return "tf32"
+    exact = torch.get_float32_matmul_precision() == "highest" or interpreted()
+    return "ieee" if exact else "tf32"
 
 
 def _stages(tiles: Tiles, elements: int, x: Tensor) -> int:
@@ -150,7 +206,7 @@ def _stages(tiles: Tiles, elements: int, x: Tensor) -> int:
     return max(1, min(tiles.stages, _shared(x.device) // (elements * x.element_size())))
 
 
-@cache
+@functools.cache
 def _shared(device: torch.device) -> int:
     if device.type == "cpu":
         return 227 * 1024

@@ -2,7 +2,8 @@
 sparseflash::linear_backward, the block lists, and the products in plain torch.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -149,7 +150,7 @@ def _has_kernels(device: torch.device) -> bool:
 
 def _by(x: Tensor, weight: Tensor) -> Any:
     """Return what has the functions that compute: `kernels`, or `Torch`."""
-    kernels = x.dtype in _DTYPES and len(weight) and len(x) and _has_kernels(x.device)
+    kernels = x.dtype in _DTYPES and weight.shape[0] and x.shape[0] and _has_kernels(x.device)
     return kernels_of("linear") if kernels else Torch
 
 
@@ -225,32 +226,37 @@ def _aligned(t: Tensor) -> Tensor:
 
 
 def _forward(x, w1, b1, w2, b2, mask1, mask2, act, gate, keep):
-    x, w1, none = _aligned(x), _aligned(w1), x.new_empty(0)
+    x, w1 = _aligned(x), _aligned(w1)
     hidden, pre = _by(x, w1).product(x, w1, mask1, False, b1, act, gate, keep)
     if w2 is None:
-        return hidden, none, none.clone()
+        return hidden, None, None
     w2 = _aligned(w2)
     out, _ = _by(x, w2).product(hidden, w2, mask2, False, b2)
-    return (out, pre, hidden) if keep else (out, none, none.clone())
+    return out, pre, hidden if keep else None
 
 
 def _backward(dy, x, w1, w2, pre, hidden, mask1, mask2, act, gate, wanted):
     def gradients(dy, x, w, mask, wanted):
-        by, none = _by(x, w), x.new_empty
+        by = _by(x, w)
         return (
-            by.product(dy, w, mask, True)[0] if wanted[0] else none(0),
-            by.sampled(dy, x, mask, w.shape[1]) if wanted[1] else none(0),
-            dy.sum(0) if wanted[2] else none(0),
+            by.product(dy, w, mask, True)[0] if wanted[0] else None,
+            by.sampled(dy, x, mask, w.shape[1]) if wanted[1] else None,
+            dy.sum(0) if wanted[2] else None,
         )
 
     dy, x, w1 = _aligned(dy), _aligned(x), _aligned(w1)
-    further = x.new_empty(0), x.new_empty(0)
+    further = None, None
     if w2 is not None:
         w2 = _aligned(w2)
         further = gradients(dy, hidden, w2, mask2, [False, *wanted[3:]])[1:]
         if any(wanted[:3]):
             dy, _ = _by(x, w2).product(dy, w2, mask2, True, None, act, gate, pre=pre)
     return gradients(dy, x, w1, mask1, wanted[:3]) + further
+
+
+def _as_operator(function: Callable[..., Any], x: Tensor, *rest: Any) -> list[Tensor]:
+    """Return its results as those of an operator: empty tensors for None."""
+    return [x.new_empty(0) if t is None else t for t in function(x, *rest)]
 
 
 _OPTIONS = "str mask1, str mask2, str act, bool gate"
@@ -265,7 +271,7 @@ torch.library.define(
     f" {_OPTIONS}, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 for _name, _function in (("linear", _forward), ("linear_backward", _backward)):
-    torch.library.impl(f"sparseflash::{_name}", ("CPU", "CUDA"))(_function)
+    torch.library.impl(f"sparseflash::{_name}", ("CPU", "CUDA"))(partial(_as_operator, _function))
 
 
 @torch.library.register_fake("sparseflash::linear")

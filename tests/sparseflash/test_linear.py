@@ -144,6 +144,22 @@ def test_each_form_of_the_kernels(kernels, monkeypatch, swap, group):
         check(mlp, Dense(mlp), torch.randn(70, 128, dtype=torch.float16))
 
 
+@INTERPRETED
+def test_calls_of_other_layouts(kernels):
+    """What is prepared for a call serves no other one."""
+    half = {"dtype": torch.float16}
+    mlp = BlockSparseMLP(32, 64, mask=masks.butterfly(16), block_size=16, gate=True, **half)
+    wide, long = torch.randn(7, 48, **half), torch.randn(32, 7, **half)
+    for x in (torch.randn(5, 32, **half), torch.randn(7, 32, **half), long.T, wide[:, 16:]):
+        with torch.no_grad():
+            wanted = mlp(x)
+        check(mlp, Dense(mlp), x)
+        assert torch.equal(mlp(x), wanted)
+    up, bias = mlp.up, torch.randn(256, **half)[::2]
+    found = [sparseflash.linear(x, up.weight, up.mask, b) for b in (bias, bias.clone())]
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("activation", operator.ACTIVATIONS)
 def test_gradcheck(activation, gate):
