@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
 from sparseflash.schedule.blocks import from_tensors
 from sparseflash.schedule.tile_spec import SPARE, TileSpec
@@ -30,29 +29,28 @@ def cut_schedule(
     slices = len(side.mid) // n_rows // (spec.group if per_head else 1)
     capacity = n_entries * (1 if per_head else spec.group)
     total = capacity * majors * minors + SPARE
-    device, integers = side.ptr.device, {"dtype": torch.int32, "device": side.ptr.device}
+    integers = {"dtype": torch.int32, "device": side.ptr.device}
     items = torch.empty(slices, spec.n_tiles, 8, **integers)
     idx, bit = torch.empty(total, 1, **integers), torch.empty(total, **integers)
     n_lists = slices * n_rows
     parts = max(1, min(8, -(-n_minor // block_minor) // (4 * _SIZE)))
-    with on(device):
-        launch(
-            cut_lists, (n_lists * parts + -(-total // _SIZE),), *side, items, idx, bit,
-            n_lists, n_rows, spec.n_tiles, -(-n_minor // spec.minor), capacity, n_lists * parts,
-            MAJORS=majors, MINORS=minors, GROUP=spec.group, PER_HEAD=per_head, PARTS=parts,
-            SIZE=_SIZE, SPARE=SPARE,
-        )  # fmt: skip
-        if not schedule.n_partial:
-            return items, idx, bit, torch.zeros(1, spec.major, 4, **integers)
-        source = schedule.bits.contiguous()
-        tiles, block_q, words = source.shape
-        bits = torch.empty(tiles * majors * minors, spec.major, 4, **integers)
-        n_lines = len(bits) * spec.major
-        launch(
-            cut_bits, (-(-n_lines // _LINES),),
-            source, bits, n_lines, BY_ROWS=spec.by_rows, BLOCK_Q=block_q, WORDS=words,
-            MAJOR=spec.major, MINOR=spec.minor, MAJORS=majors, MINORS=minors, SIZE=_LINES,
-        )  # fmt: skip
+    launch(
+        cut_lists, (n_lists * parts + -(-total // _SIZE),), *side, items, idx, bit,
+        n_lists, n_rows, spec.n_tiles, -(-n_minor // spec.minor), capacity, n_lists * parts,
+        MAJORS=majors, MINORS=minors, GROUP=spec.group, PER_HEAD=per_head, PARTS=parts,
+        SIZE=_SIZE, SPARE=SPARE,
+    )  # fmt: skip
+    if not schedule.n_partial:
+        return items, idx, bit, torch.zeros(1, spec.major, 4, **integers)
+    source = schedule.bits.contiguous()
+    tiles, block_q, words = source.shape
+    bits = torch.empty(tiles * majors * minors, spec.major, 4, **integers)
+    n_lines = len(bits) * spec.major
+    launch(
+        cut_bits, (-(-n_lines // _LINES),),
+        source, bits, n_lines, BY_ROWS=spec.by_rows, BLOCK_Q=block_q, WORDS=words,
+        MAJOR=spec.major, MINOR=spec.minor, MAJORS=majors, MINORS=minors, SIZE=_LINES,
+    )  # fmt: skip
     return items, idx, bit, bits
 
 

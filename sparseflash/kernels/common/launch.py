@@ -14,7 +14,6 @@ and under a profiler's launch hooks, every launch is an ordinary one.
 
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from sparseflash.cache import cache, on_clear, persistent
+from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.versions import is_tested
 
 # an option of every launch of floating-point kernels: Triton 3.10 will no longer fuse by default
@@ -75,8 +75,8 @@ class Launch:
                 repeat.run(addresses)
                 return
         assert tensors[0] is not None
-        device = tensors[0].get_device()
-        with torch.cuda.device(device) if device >= 0 else nullcontext():  # -1: the CPU
+        device = tensors[0].get_device()  # -1: the CPU
+        with on(tensors[0].device):
             grid, args, options = arguments()
             everything = (*tensors, *lists) if self._static else tensors
             places = _places((*args, *options.values()), everything)
@@ -108,15 +108,23 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     The first call is an ordinary one: shapes that never come again are not worth more.
     """
     tensors: list[Tensor] = []
-    known = [arg if type(arg) is int else _known(arg, tensors) for arg in args]
-    key = kernel, grid, tensors[0].get_device(), *known, *options.items()
+    known = []
+    for arg in args:
+        if type(arg) is Tensor:
+            tensors.append(arg)
+            known.append(arg.dtype)
+        else:
+            known.append(arg if type(arg) is int else _known(arg, tensors))
+    # the function of a kernel: the hash of the kernel itself is slow
+    key = kernel.fn, grid, tensors[0].get_device(), *known, *options.items()
     found = _launches.get(key)
     if found is None:
         if key not in _launches:
             if len(_launches) >= _MAX_LAUNCHES:
                 _launches.clear()
             _launches[key] = None
-            kernel[grid](*args, **options, **FUSED)
+            with on(tensors[0].device):
+                kernel[grid](*args, **options, **FUSED)
             return
         found = _launches[key] = Launch(kernel, static=False)
     found(tensors, lambda: (grid, args, options))
