@@ -1,5 +1,6 @@
 """Triton kernels of selections: lists from block codes, and masks cut at the ends of sequences."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from masks import BlockLists
-from sparseflash.kernels.common.device import on
-from sparseflash.kernels.common.launch import launch
+from sparseflash.cache import on_clear
+from sparseflash.kernels.common.launch import Launch, launch
 
 EMPTY = tl.constexpr(-2)
 _BY_ROW, _BY_COL = (4, 256), (8, 128)  # lists, and entries at a time, of a program
@@ -29,17 +30,16 @@ def block_lists(codes: Tensor, n_tiles: int, max_blocks: int, *cut: bool) -> tup
     partials = n_tiles > 0 or any(cut)
     sizes = (*cut, partials, *_BY_ROW, *_BY_COL)
     grid = (row_programs + col_programs,)
-    with on(codes.device):
-        launch(
-            count_blocks, grid, codes, total, partial, rows, cols, n_tiles, row_programs, n_rows,
-            *sizes,
-        )  # fmt: skip
-        launch(
-            place_lists, (2,),
-            total, partial, *places, n_rows, n_cols, PARTIALS=partials, SIZE=_LISTS,
-            num_warps=8,
-        )  # fmt: skip
-        launch(fill_lists, grid, codes, *by_row, *by_col, rows, cols, n_tiles, row_programs, *sizes)
+    launch(
+        count_blocks, grid, codes, total, partial, rows, cols, n_tiles, row_programs, n_rows,
+        *sizes,
+    )  # fmt: skip
+    launch(
+        place_lists, (2,),
+        total, partial, *places, n_rows, n_cols, PARTIALS=partials, SIZE=_LISTS,
+        num_warps=8,
+    )  # fmt: skip
+    launch(fill_lists, grid, codes, *by_row, *by_col, rows, cols, n_tiles, row_programs, *sizes)
     return *by_row, *by_col
 
 
@@ -58,13 +58,12 @@ def cut_blocks(blocks: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.empty(batch, heads, n_blocks, n_blocks, dtype=torch.int32, device=device)
     bits = torch.empty(known + batch * slots, block, words, dtype=torch.int32, device=device)
     programs = batch * -(-size // _CELLS)
-    with on(device):
-        launch(
-            _cut, (programs + len(bits) * (block // _ROWS),),
-            lengths, codes, blocks.place, tiles, column, blocks.prefix,
-            out, bits, size, n_blocks, slots, known, programs,
-            BLOCK=block, WORDS=words, CELLS=_CELLS, ROWS=_ROWS,
-        )  # fmt: skip
+    launch(
+        _cut, (programs + len(bits) * (block // _ROWS),),
+        lengths, codes, blocks.place, tiles, column, blocks.prefix,
+        out, bits, size, n_blocks, slots, known, programs,
+        BLOCK=block, WORDS=words, CELLS=_CELLS, ROWS=_ROWS,
+    )  # fmt: skip
     return out, bits
 
 
@@ -102,6 +101,83 @@ def _cut(
         bits = tl.load(Tiles + (source * BLOCK + query) * WORDS + word)
         seen = tl.load(Prefix + last % BLOCK * WORDS + word)
         tl.store(OutBits + line * WORDS + word, tl.where(new, bits & seen, bits))
+
+
+def keep_rows(
+    tensors: Sequence[Tensor], kinds: Sequence[tuple[Any, ...]], lengths: Tensor,
+    starts: Tensor | None, lse: Tensor | None, lowest: float,
+) -> list[Tensor]:  # fmt: skip
+    """One launch for `lengths._Kept`, which has the arguments."""
+    outs = []
+    for x, (_, extra, *_) in zip(tensors, kinds, strict=True):
+        if extra:  # tokens outermost, as a projection lays them out
+            batch, heads, n, width = x.shape
+            outs.append(x.new_empty(batch, n, heads, width + extra).transpose(1, 2))
+        else:
+            outs.append(torch.empty_like(x))
+
+    def arguments():
+        sizes, shapes, programs = [], [], 0
+        for x, out, (own, *_) in zip(tensors, outs, kinds, strict=True):
+            batch, heads, n = x.shape[:3]
+            width, columns = (1, 1) if x.ndim == 3 else (x.shape[3], out.shape[3])
+            sizes += *x.stride()[:3], x.stride(-1), *out.stride()[:3], batch * heads, heads, n
+            shapes += own, min(width, columns), columns, triton.next_power_of_2(columns)
+            programs = max(programs, batch * heads * -(-n // _ROWS))
+        values = tuple(value for kind in kinds for value in kind[2:])
+        given = lengths, starts, lse, tuple(sizes), values, lowest
+        options = {"SHAPES": tuple(shapes), "ROWS": _ROWS}
+        return (programs,), (tuple(tensors), tuple(outs), *given), options
+
+    layout = [(x.dtype, x.shape, x.stride()) for x in tensors]
+    layout = kinds, lowest, starts is None, lse is None, tensors[0].device, *layout
+    _launch_rows((*tensors, *outs, lengths, starts, lse), arguments, layout=layout)
+    return outs
+
+
+@triton.jit
+def _keep_rows(
+    Xs, Outs, Lengths, Starts, Lse, sizes, values, lowest, SHAPES: tl.constexpr, ROWS: tl.constexpr
+):
+    for i in tl.static_range(len(SHAPES) // 4):
+        _keep(
+            Xs[i], Outs[i], Lengths, Starts, Lse, sizes[10 * i : 10 * i + 10],
+            values[3 * i], values[3 * i + 1], values[3 * i + 2], lowest, SHAPES[4 * i],
+            SHAPES[4 * i + 1], SHAPES[4 * i + 2], SHAPES[4 * i + 3], ROWS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _keep(
+    X, Out, Lengths, Starts, Lse, sizes, real, hidden, fill, lowest, OWN: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    x_b, x_h, x_n, x_d, out_b, out_h, out_n, n_bh, heads, n = sizes
+    steps = tl.cdiv(n, ROWS)
+    bh = (tl.program_id(0) // steps).to(tl.int64)
+    token = (tl.program_id(0) % steps).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [ROWS]
+    there = token < tl.where(bh < n_bh, n, 0)
+    b, h, kept = tl.minimum(bh, n_bh - 1) // heads, bh % heads, there
+    if OWN:
+        kept = kept & (token < tl.load(Lengths + b))
+        if Starts is not None:
+            kept = kept & (token >= tl.load(Starts + b))
+    if Lse is not None:
+        lse = tl.load(Lse + bh * n + token, mask=there, other=0.0)
+        kept = kept & ((lse > lowest) | (lse != lse))  # a NaN shows
+    column = tl.arange(0, BLOCK_D)[None, :]  # [1, BLOCK_D]
+    kept, there, token = kept[:, None], there[:, None], token[:, None]
+    x = X + b * x_b + h * x_h + token * x_n + column * x_d
+    x = tl.load(x, mask=kept & (column < WIDTH), other=0.0)  # [ROWS, BLOCK_D]
+    x = tl.where(kept, x, fill)
+    if COLUMNS > WIDTH:
+        x = tl.where(column < WIDTH, x, tl.where(kept, real, hidden))
+    to = Out + b * out_b + h * out_h + token * out_n + column
+    tl.store(to, x, mask=there & (column < COLUMNS))
+
+
+_launch_rows = Launch(_keep_rows, static=False)
+on_clear(_launch_rows._repeats.clear)
 
 
 @triton.jit

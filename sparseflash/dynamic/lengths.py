@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from masks import BlockMask, Mask
 from masks.tiles import EMPTY, FULL, pack_bits
@@ -21,6 +22,7 @@ from sparseflash.checks import check_tensors, is_empty, readable
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection, heads_of, to_device
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
+from sparseflash.operators.attention import plain
 from sparseflash.problem import scale_or_default
 from sparseflash.schedule.blocks import Schedule
 
@@ -67,11 +69,16 @@ def attend_within(
     padding = padding_for(call.get("score"), mask, n_q, n_k, padding)
     q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, call["scale"], padding, starts)
     out, lse, *scores = attend(q, k, v, mask, return_lse=True, **call)
-    nothing = lse <= lowest  # the query sees no key
-    if n_q == n_k:
-        nothing = nothing | ~real_tokens(lengths, n_k, starts)[:, None]
-    out = out.masked_fill(nothing[..., None], 0.0)
-    lse = lse.masked_fill(nothing, -torch.inf)
+    if _by_kernels(q, k, v):
+        kinds = tuple((n_q == n_k, 0, 0.0, 0.0, fill) for fill in (0.0, -torch.inf))
+        out, lse = _Kept.apply(kinds, lowest, lengths, starts, lse.detach().contiguous(), out, lse)
+        nothing = lse == -torch.inf if scores else None
+    else:
+        nothing = lse <= lowest  # the query sees no key
+        if n_q == n_k:
+            nothing = nothing | ~real_tokens(lengths, n_k, starts)[:, None]
+        out = out.masked_fill(nothing[..., None], 0.0)
+        lse = lse.masked_fill(nothing, -torch.inf)
     # beside a sink the LSE does not tell
     scores = [x.masked_fill(nothing | (x <= lowest), -torch.inf) for x in scores]
     return Results(out, lse, *scores).asked(return_lse)
@@ -174,6 +181,10 @@ def hide_padding(
             f" {1 / held.max:.2g} and {1 / held.tiny:.2g}: cast q, k and v to bfloat16 or float32"
         )
     extra = 8 - head_dim % 8
+    if _by_kernels(q, k, v):
+        of_q = q.shape[2] == n, extra, 1 / scale, 1 / scale, 0.0
+        kinds = of_q, (True, extra, 0.0, HIDDEN / extra, 0.0), (True, 0, 0.0, 0.0, 0.0)
+        return _Kept.apply(kinds, 0.0, lengths, starts, None, q, k, v)
     padding = ~real_tokens(lengths, n, starts)[:, :, None, None]
     ones = torch.full((1, 1, 1, 1), 1 / scale, dtype=q.dtype, device=q.device)
     hide = (padding * (HIDDEN / extra)).to(k.dtype)
@@ -185,6 +196,38 @@ def hide_padding(
     q = torch.cat([q, ones.expand(batch, *q.shape[1:3], extra)], dim=3)
     k = torch.cat([k, hide.expand(-1, -1, k.shape[2], extra)], dim=3)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def _by_kernels(*tensors: Tensor) -> bool:
+    """Return whether one kernel replaces the rows of padding."""
+    return on_nvidia(tensors[0]) and plain(*tensors)
+
+
+class _Kept(torch.autograd.Function):
+    """Copies of tensors (B, H, N, D) or (B, H, N) with constants in rows of padding, whose
+    gradients are 0.
+
+    kinds: for each tensor whether lengths and starts count for it, how many columns it is given,
+    what these hold in the rows that are kept and in others, and what the other columns hold there.
+    lse: (B, H, N) that exceeds `lowest` in the rows that are kept; None: all do.
+    """
+
+    @staticmethod
+    def forward(ctx, kinds, lowest, lengths, starts, lse, *tensors):  # type: ignore[override]
+        ctx.save_for_backward(lengths, starts, lse)
+        ctx.set_materialize_grads(False)
+        ctx.kinds, ctx.lowest = kinds, lowest
+        return (*kernels_of("dynamic").keep_rows(tensors, kinds, lengths, starts, lse, lowest),)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):  # type: ignore[override]
+        given = [i for i, x in enumerate(gradients) if x is not None]
+        kinds = tuple((ctx.kinds[i][0], -ctx.kinds[i][1], 0.0, 0.0, 0.0) for i in given)
+        of = [gradients[i] for i in given]
+        made = kernels_of("dynamic").keep_rows(of, kinds, *ctx.saved_tensors, ctx.lowest)
+        found = dict(zip(given, made, strict=True))
+        return *(None,) * 5, *map(found.get, range(len(gradients)))
 
 
 def skippable(mask: Any, n_q: int, n_k: int) -> bool:

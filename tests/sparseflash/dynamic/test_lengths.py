@@ -127,6 +127,16 @@ def within(how, q, k, v, mask, lengths=FEW, **options):
 both_ways = pytest.mark.parametrize("how", ["hide", "skip"])
 
 
+@pytest.fixture(params=["torch", "kernel"])
+def rows(request, monkeypatch):
+    """What replaces the rows of padding: plain torch, or the kernel of eager calls on GPUs."""
+    if request.param == "kernel":
+        pytest.importorskip("sparseflash.dynamic.kernels")
+        if torch.cuda.is_available():
+            pytest.skip("the kernel is compiled, these tensors are on the CPU")
+        monkeypatch.setattr("sparseflash.dynamic.lengths._by_kernels", lambda *tensors: True)
+
+
 @both_ways
 @pytest.mark.parametrize(
     "mask",
@@ -138,7 +148,7 @@ both_ways = pytest.mark.parametrize("how", ["hide", "skip"])
         masks.diagonals((-60,)),  # some queries see padding alone
     ],
 )
-def test_attention_and_gradients(mask, how):
+def test_attention_and_gradients(mask, how, rows):
     tensors, options = leaves(), {"return_lse": True, "scale": 0.3}
     out, lse = within(how, *tensors, mask, **options)
     expected = exact(*tensors, mask, FEW, **options)
@@ -160,7 +170,7 @@ def test_the_public_call_takes_either_way():
     assert sum(problem.options.deterministic for problem in problems) == len(problems) > 0
 
 
-def test_with_other_extents_they_count_keys():
+def test_with_other_extents_they_count_keys(rows):
     for n_k, mask in product((100, 1024), (None, masks.causal(align="bottom_right"))):
         tensors, ends = leaves(n_q=40, n_k=n_k), [n_k, 0, 99, 1, 70]
         found = sparseflash.attention(*tensors, mask, lengths=ends, return_lse=True)
@@ -207,7 +217,7 @@ def test_lower_precision(how, dtype):
     assert (out - expected).abs().max() < tolerance * expected.abs().max()
 
 
-def test_hidden_padding_may_hold_anything():
+def test_hidden_padding_may_hold_anything(rows):
     q, k, v = leaves(96, 96, dtype=torch.float32)
     ends = [96, 0, 50, 33, 2]
     padding = (torch.arange(96) >= torch.tensor(ends)[:, None])[:, None, :, None]
@@ -219,7 +229,7 @@ def test_hidden_padding_may_hold_anything():
         assert torch.equal(found, expected)
 
 
-def test_hidden_padding_queries_give_no_gradient():
+def test_hidden_padding_queries_give_no_gradient(rows):
     """Whatever they hold, as by a mask in which they see nothing."""
     tensors = leaves()
     padding = (torch.arange(256) >= torch.tensor(FEW)[:, None])[:, None, :, None]
@@ -313,7 +323,7 @@ def test_every_form_of_lengths():
 
 @both_ways
 @pytest.mark.parametrize("seed", range(4))
-def test_starts(how, seed):
+def test_starts(how, seed, rows):
     """Keys and values outside may be anything."""
     rng, n = np.random.default_rng(seed), 256
     lengths = None if seed == 1 else rng.integers(0, n + 1, len(FEW)).tolist()
