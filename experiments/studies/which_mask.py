@@ -245,7 +245,7 @@ def collect(options: Options) -> None:
 
 OWN = ("steps", "batch", "lr", "conv", "init_std", "precision")  # of a recipe, in its rows
 CASE = ("data", "context", "layers", "mask")
-SHARED = ["data", "context", "layers", "block", "recipe"]
+SHARED = ["data", "context", "layers", "block"]
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -331,23 +331,25 @@ def tables(frame: Any) -> dict[str, str]:
         part = frame[frame.part == name]
         done, lacks = part[part.status == OK], part[part.status != OK]
         made[name] = "\n\n".join(
-            f"`{data}`, {n:,} tokens, {layers} layers, blocks of {block}, {recipe}"
+            f"`{data}`, {n:,} tokens, {layers} layers, blocks of {block}, {rows.recipe.iloc[0]}"
             f" (chance {100 * rows.chance.iloc[0]:.1f} %):\n\n{markdown(_table(rows))}"
-            for (data, n, layers, block, recipe), rows in done.groupby(SHARED, sort=False)
+            for (data, n, layers, block), rows in done.groupby(SHARED, sort=False)
         )
         made[f"{name}_without"] = "\n".join(f"- {text}" for text in dict.fromkeys(lacks.status))
     return made
 
 
 def _table(rows: Any) -> list[list[str]]:
-    """Return a line for each mask: what it shows, accuracy, and the steps it takes."""
+    """Return a line for each mask, named with what its recipe has else than the first one: what it
+    shows, accuracy, and the steps it takes.
+    """
     head = ["mask", "density", "sees its answer", "reach, layers", "accuracy", "steps to 90 %"]
-    lines = []
-    for (family, _), seeds in rows.groupby(["family", "target"], sort=False):
-        first = found(seeds)[0]
+    lines, usual = [], rows.recipe.iloc[0].split(", ")
+    for (family, _, recipe), seeds in rows.groupby(["family", "target", "recipe"], sort=False):
+        first, own = found(seeds)[0], [each for each in recipe.split(", ") if each not in usual]
         lines.append(
             [
-                family,
+                ", ".join([family, *own]),
                 f"{first.density:.3f}",
                 MISSING if first.direct is None else f"{100 * first.direct:.0f} %",
                 "never" if first.reach is None else f"{first.reach:.0f}",
@@ -360,12 +362,14 @@ def _table(rows: Any) -> list[list[str]]:
 
 def figures(frame: Any) -> dict[str, Figure]:
     """Return a figure for each question of which there are rows."""
-    rows = [row for row in found(frame) if row.status == OK]
+    rows, usual = [row for row in found(frame) if row.status == OK], dict[str, str]()
     for row in rows:
+        usual.setdefault(row.part, row.recipe)  # runs of another are for the tables
         row["percent"] = 100 * row.accuracy
         row["depth"] = row.layers / row.reach if row.reach else NEVER
         row["signal"] = math.sqrt(row.dim / (2 * row.block))
         row["seconds"] = row.solved and row.solved * row.ms_step / 1e3
+    rows = [row for row in rows if row.recipe == usual[row.part]]
     return {
         f"which-mask-{part}-{name}": _draw(own, x, y, *labels)
         for part, name, x, y, *labels in QUESTIONS
@@ -421,10 +425,11 @@ QUESTIONS = (
     ("density", "density", "density", "percent", "pairs / causal pairs", ACCURACY),
     ("depth", "depth", "depth", "percent", "layers / reach of the mask", ACCURACY),
     ("blocks", "signal", "signal", "percent", "signal to noise, sqrt(d / 2b)", ACCURACY),
+    ("lengths", "context", "context", "percent", "tokens", ACCURACY),
     ("density", "seconds", "density", "seconds", "pairs / causal pairs",
      f"seconds to {100 * SOLVED:.0f} %"),
 )  # fmt: skip
-LOG = {"density": 2, "depth": 4}  # bases of logarithmic axes
+LOG = {"density": 2, "depth": 4, "context": 2}  # bases of logarithmic axes
 COLORS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #888888".split()
 LOOKS = {
     family: f.Style(color, marker, line)

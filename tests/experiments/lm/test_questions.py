@@ -214,14 +214,19 @@ def test_a_run_learns_continues_and_makes_rows(tmp_path, monkeypatch):
 
 def test_figures_show_means_of_seeds():
     case = {"status": OK, "context": 1024, "block": 16, "layers": 4, "dim": 64, "chance": 0.1}
-    rows = []
+    case |= {"recipe": "steps=9", "target": 0.25}
+    rows, parts = [], ("first", "density", "depth", "blocks", "lengths")
     for family, density, reach in (("dense", 1.0, 1), ("window", 0.25, 8), ("random", 0.25, None)):
         for seed, accuracy in enumerate((0.9, 1.0)):
             solved = None if family == "random" and seed else 500 * (seed + 1)
             row = case | {"family": family, "density": density, "reach": reach, "solved": solved}
             row |= {"data": "passkey:5", "direct": density, "ms_step": 20.0, "accuracy": accuracy}
-            rows += [row | {"part": part} for part in ("first", "density", "depth", "blocks")]
-    rows.append({"part": "first", "status": "no mask", "family": "strided"})
+            rows += [row | {"part": part} for part in parts]
+    other = rows[0] | {"recipe": "steps=99", "accuracy": 0.5}  # the tables tell it apart
+    rows += [other, {"part": "first", "status": "no mask", "family": "strided"}]
+    lines = which_mask.tables(frame(rows))["first"].splitlines()
+    assert [x.split("|")[1] for x in lines if "95.0" in x] == [" dense ", " window ", " random "]
+    assert [x.split("|")[1] for x in lines if "50.0" in x] == [" dense, steps=99 "]
     drawn = {}
     for name, figure in which_mask.figures(frame(rows)).items():
         lines = figure.axes[0].get_legend_handles_labels()
@@ -237,6 +242,7 @@ def test_figures_show_means_of_seeds():
     assert drawn["depth-depth"]["window"][0] == 0.5 and drawn["depth-depth"]["dense"][0] == 4
     assert drawn["depth-depth"]["random"][0] == which_mask.NEVER
     assert drawn["blocks-signal"]["window"][0] == pytest.approx(2**0.5)
+    assert drawn["lengths-context"]["window"] == (1024, pytest.approx(95))
     assert drawn["density-seconds"]["window"] == (0.25, 15)
     assert drawn["density-seconds"].keys() == {"dense", "window"}
 
