@@ -85,6 +85,8 @@ _SUMS: Table = {
 }
 _BLACKWELL: Table = {
     ("forward partial", 32): Tiles(64, 128, 4, 1),
+    ("forward", 64): Tiles(128, 64, 8, 2),
+    ("forward short", 64): Tiles(64, 64, 4, 2),
     ("forward partial", 128): Tiles(128, 64, 8, 2),
     ("forward padded", 128): Tiles(64, 32, 8, 2),
     ("forward padded", 256): Tiles(64, 32, 4, 2),
@@ -104,13 +106,16 @@ _AMPERE: Table = {
     }.items()
     for kernel in ("forward", "backward_kv", "backward_q")
 } | {
+    ("backward_kv", 64): Tiles(32, 64, 4, 2),
     ("backward_kv score", 64): Tiles(64, 32, 4, 2),
     ("backward_kv", 256): Tiles(32, 32, 8, 1),
+    ("backward_q paired", 64): Tiles(64, 32, 4, 2),
 }
 _GEFORCE: Table = {
     ("forward padded", 128): Tiles(64, 32, 8, 2),
     ("backward_kv", 32): Tiles(64, 64, 4, 1),
     ("backward_kv", 64): Tiles(64, 32, 4, 2),
+    ("backward_kv", 128): Tiles(64, 32, 8, 2),
     ("backward_q", 64): Tiles(64, 32, 4, 2),
 }
 _CDNA: Table = {
