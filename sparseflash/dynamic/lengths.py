@@ -22,7 +22,7 @@ from sparseflash.checks import check_tensors, is_empty, readable
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection, heads_of, to_device
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
-from sparseflash.operators.attention import plain
+from sparseflash.operators.attention import plain, plain_apply
 from sparseflash.problem import scale_or_default
 from sparseflash.schedule.blocks import Schedule
 
@@ -71,7 +71,7 @@ def attend_within(
     out, lse, *scores = attend(q, k, v, mask, return_lse=True, **call)
     if _by_kernels(q, k, v):
         kinds = tuple((n_q == n_k, 0, 0.0, 0.0, fill) for fill in (0.0, -torch.inf))
-        out, lse = _Kept.apply(kinds, lowest, lengths, starts, lse.detach().contiguous(), out, lse)
+        out, lse = _keep(kinds, lowest, lengths, starts, lse.detach().contiguous(), out, lse)
         nothing = lse == -torch.inf if scores else None
     else:
         nothing = lse <= lowest  # the query sees no key
@@ -184,7 +184,7 @@ def hide_padding(
     if _by_kernels(q, k, v):
         of_q = q.shape[2] == n, extra, 1 / scale, 1 / scale, 0.0
         kinds = of_q, (True, extra, 0.0, HIDDEN / extra, 0.0), (True, 0, 0.0, 0.0, 0.0)
-        return _Kept.apply(kinds, 0.0, lengths, starts, None, q, k, v)
+        return _keep(kinds, 0.0, lengths, starts, None, q, k, v)
     padding = ~real_tokens(lengths, n, starts)[:, :, None, None]
     ones = torch.full((1, 1, 1, 1), 1 / scale, dtype=q.dtype, device=q.device)
     hide = (padding * (HIDDEN / extra)).to(k.dtype)
@@ -228,6 +228,9 @@ class _Kept(torch.autograd.Function):
         made = kernels_of("dynamic").keep_rows(of, kinds, *ctx.saved_tensors, ctx.lowest)
         found = dict(zip(given, made, strict=True))
         return *(None,) * 5, *map(found.get, range(len(gradients)))
+
+
+_keep = plain_apply(_Kept)
 
 
 def skippable(mask: Any, n_q: int, n_k: int) -> bool:

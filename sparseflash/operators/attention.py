@@ -5,7 +5,7 @@ A mask crosses an operator as its key, a schedule made at run time as its tensor
 the plan of the call is found in the cache, as in an eager call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -150,8 +150,12 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, None, *_of_terms(others, ctx.plan.problem.options, terms)
 
 
-# `apply` without what it does for torch.func, which `plain` excludes
-_apply = super(torch.autograd.Function, _Attention).apply  # pyright: ignore
+def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return `apply` without what it does for torch.func, which `plain` excludes."""
+    return super(torch.autograd.Function, function).apply  # pyright: ignore
+
+
+_apply = plain_apply(_Attention)
 
 
 class _Functional(torch.autograd.Function):
