@@ -45,7 +45,7 @@ from experiments.lra import published
 from experiments.lra.runs import unpacked
 
 ROOT = Path(__file__).parents[2]
-TABLE = re.compile(r"(<!-- ({{.*}}) -->\n\n)(?:\S.*\n)*")  # a comment and the block below it
+TABLE = re.compile(r"(<!-- ({{.*}}) -->\n\n)((?:\S.*\n)*)")  # a comment and the block below it
 RESULTS, TEMPLATES = ROOT / "docs" / "results", ROOT / "docs" / "templates"
 
 
@@ -74,7 +74,8 @@ def pages() -> dict[Path, str]:
         text = made.from_string(match[2]).render().strip()
         if "\n\n" in text:
             raise ValueError(f"{match[2]} makes more than a table: write a template")
-        return f"{match[1]}{text}\n"
+        other = (match[3][:1] == "|") != (text[:1] == "|")  # a paragraph, say: not to be replaced
+        return f"{match[1]}{text}\n" + f"\n{match[3]}" * other
 
     for page in (ROOT / "README.md", *sorted(RESULTS.glob("*.md"))):
         if page not in found:

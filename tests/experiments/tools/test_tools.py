@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.common.figures import RC
-from experiments.tools import gallery
+from experiments.tools import gallery, pages
 from experiments.tools.long_runs import main
 from experiments.tools.pages import columns, lines, pivot, shares
 from tests.experiments.lra.training.cases import overrides, train
@@ -30,6 +30,20 @@ def test_a_pivot_has_means_and_their_standard_deviation():
     body = pivot(frame, ["name"], "start", "x").splitlines()
     assert body[0] == "| name | u | v |"
     assert body[2:] == ["| A | 1.5 ± 0.7 | – |", "| B | – | 3.0 |"]
+
+
+def test_a_table_replaces_a_table_alone(tmp_path, monkeypatch):
+    page = tmp_path / "README.md"
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "none")
+    monkeypatch.setattr(pages, "TEMPLATES", tmp_path / "none")
+    head = '<!-- {{ "| new |" }} -->\n\n'
+    for old, wanted in {
+        "| old |\n| 1 |\n\nText.\n": "| new |\n\nText.\n",
+        "Text.\nMore.\n": "| new |\n\nText.\nMore.\n",
+    }.items():
+        page.write_text(head + old)
+        assert pages.pages()[page] == head + wanted
 
 
 def test_shares_are_of_sums():
