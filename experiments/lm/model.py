@@ -42,6 +42,7 @@ class Sizes:
     heads: int
     vocab: int = 0
     mlp: dict[str, Any] | None = None  # options of a BlockSparseMLP; None: dense
+    conv: int | None = None  # tokens of a causal convolution of the embeddings; None: none
 
 
 # ---- attention
@@ -216,7 +217,6 @@ class LanguageModel(nn.Module):
         end: int | None = None,
         positions: str = LEARNED,
         init_std: float = STD,
-        conv: int | None = None,
         decode: bool = False,
     ):
         super().__init__()
@@ -229,9 +229,9 @@ class LanguageModel(nn.Module):
         self.dropout = nn.Dropout(dropout)
         # over each feature of the last tokens, as before the attention of Zoology's models
         self.conv = None
-        if conv is not None:
-            dims = sizes.dim, sizes.dim, conv
-            self.conv = nn.Conv1d(*dims, groups=sizes.dim, padding=conv - 1)
+        if sizes.conv is not None:
+            dims = sizes.dim, sizes.dim, sizes.conv
+            self.conv = nn.Conv1d(*dims, groups=sizes.dim, padding=sizes.conv - 1)
         self.blocks = nn.ModuleList(
             Block(
                 sizes,

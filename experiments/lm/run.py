@@ -276,7 +276,6 @@ def make_model(settings: Settings, corpus: Any) -> LanguageModel:
         end=corpus.end if settings.packed else None,
         positions=settings.positions,
         init_std=settings.init_std,
-        conv=settings.conv,
         decode=settings.data.partition(":")[0] == COMPRESS,
     )
 

@@ -108,7 +108,8 @@ class Settings(Training):
         sizes = MODELS[self.model]
         layers, vocab = self.layers or sizes.layers, self.vocab or sizes.vocab
         mlp = {"mask": self.mlp, "block_size": self.mlp_block, "rank": self.mlp_rank}
-        return replace(sizes, layers=layers, vocab=vocab, mlp=None if self.mlp is None else mlp)
+        own = {"mlp": None if self.mlp is None else mlp, "conv": self.conv}
+        return replace(sizes, layers=layers, vocab=vocab, **own)
 
     @property
     def folder(self) -> Path:
