@@ -1,19 +1,15 @@
 """Grids: densities, the named grid, given values and their errors."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from experiments.bench import provider
-from experiments.bench import run as speed
 from experiments.bench.cases import DENSE
 from experiments.bench.grids import make_grid, read_grid
 from experiments.bench.peers import cudnn
-from experiments.bench.run import Options
-from tests.experiments.bench.bench_cases import CPU
 
 CUDA = torch.device("cuda")
 
@@ -74,16 +70,3 @@ def test_grids_have_dense_and_halving_densities_and_take_given_values():
 def test_impossible_values_are_refused_with_the_remedy(given, message):
     with pytest.raises(ValueError, match=message):
         make_grid("cpu", **given)
-
-
-def test_the_page_is_a_grid(monkeypatch):
-    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
-    run = SimpleNamespace(options=Options(grid="page"), device=CPU)
-    with pytest.raises(ValueError, match="grid=page needs a GPU"):
-        speed.cases(run)
-    run.device = CUDA
-    found = speed.cases(run)
-    cases = [asked.case for asked in found]
-    assert len({case.layout for case in cases}) == 2 and len({*cases}) == len(cases)
-    masks = {a.case.mask.partition("(")[0] for a in found if "fa4_window" in a.providers}
-    assert masks == {"sliding", "local"} and {c.n_q for c in cases} == {2**14, 2**18, 2**20}

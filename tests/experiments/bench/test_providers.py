@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.bench import provider, providers
+from experiments.bench import providers
 from experiments.bench.cases import LAYOUTS
 from experiments.bench.step import draw
 from sparseflash.testing import make_qkv
@@ -59,17 +59,6 @@ def test_flex_gets_the_same_mask(monkeypatch):
     providers.find("flex").prepare(whole, CPU)(q, k, v)
     assert seen[0]["block_mask"].mask_mod.__name__ == "noop_mask"
     assert seen[0]["block_mask"].BLOCK_SIZE == (32, 32)
-
-
-def test_peers_that_are_installed_are_measured(monkeypatch):
-    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
-    for capability, ours, peers in (
-        ((9, 0), ["hopper", "triton"], ["fa4", "cudnn_blocks", "cudnn_flex"]),
-        ((10, 0), ["triton"], ["fa4"]),
-    ):
-        monkeypatch.setattr(providers, "nvidia_capability", lambda _, found=capability: found)
-        names = providers.default_providers(torch.device("cuda"))
-        assert names == [*ours, "sdpa_flash", "sdpa_cudnn", "flex", *peers]
 
 
 def test_a_provider_of_the_users_own(monkeypatch, tmp_path):

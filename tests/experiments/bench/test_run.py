@@ -11,7 +11,7 @@ from experiments.bench.cases import CAUSAL, DENSE
 from experiments.bench.provider import DIRECTIONS
 from experiments.bench.run import KEY, TOO_FAST, Options, cases, ways
 from experiments.bench.step import draw
-from experiments.common.rows import OK, read
+from experiments.common.rows import OK
 from experiments.studies.runner import Run
 from tests.experiments.bench.bench_cases import (
     CASE,
@@ -62,22 +62,6 @@ def test_a_wrong_provider_has_no_time_and_one_that_raises_a_reason(measure):
             raise error
 
         assert measure(make, "forward")["status"] == status
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(
-    ("provider", "changes"),
-    [
-        ("cpu", {"mask": DENSE}),
-        ("cpu", {"mask": "random_blocks(0.3, block=32, per_head=True)"}),
-        ("cpu", {"layout": "token_major"}),
-        ("sdpa", {"mask": DENSE, "block_q": 0, "block_k": 0, "v_dim": 8}),
-    ],
-)
-def test_ours_and_peers_pass_the_gate(provider, changes, direction):
-    row = measured(replace(CASE, **changes), provider, direction)
-    assert row["status"] == OK and row["tflops"] and row["ideal_ms"]
-    assert changes.items() <= row.items()
 
 
 @pytest.mark.parametrize("layout", ["head_major", "token_major"])
@@ -144,27 +128,6 @@ def test_what_does_not_exist_is_refused(asked):
     ):
         with pytest.raises(ValueError, match=message):
             asked(**options).go()
-
-
-def test_a_rerun_measures_only_what_is_missing(asked, tmp_path):
-    first = asked(mask=["local:16"], providers=["cpu"], directions=["forward"]).go()
-    more = {"mask": ["local:16"], "providers": ["cpu", "flex"], "directions": ["backward"]}
-    for _ in range(2):  # flex has no backward on a CPU
-        asked(**more).go()
-    again = asked(mask=["local:16"], providers=["cpu"]).go()
-    assert again[0] == first[0] and len(read(tmp_path / "s.jsonl")) == 3
-
-
-def test_rounds_begin_with_another_provider_and_every_other_one_goes_backwards(asked):
-    run = asked(mask=[DENSE, "local:16"], providers=["cpu", "reference"], rounds=3)
-    rows = run.go()
-    order = [(r["round"], r["mask"], r["provider"]) for r in rows if r["direction"] == "forward"]
-    c, r, m = "cpu", "reference", "local(16)"
-    assert order == [
-        (1, DENSE, c), (1, DENSE, r), (1, m, c), (1, m, r),
-        (2, m, r), (2, m, c), (2, DENSE, r), (2, DENSE, c),
-        (3, DENSE, c), (3, DENSE, r), (3, m, c), (3, m, r),
-    ]  # fmt: skip
 
 
 def test_cells_whose_rounds_differ_are_measured_again(asked, monkeypatch):

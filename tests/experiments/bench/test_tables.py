@@ -5,7 +5,6 @@ from experiments.bench.tables import SpeedRow, newest, report, tables
 from tests.experiments.bench.bench_cases import ROW
 
 BASE = ROW | {"n_q": 512, "n_k": 512, "ms_median": 1.0}
-RANDOM = {"mask": "random_blocks(0.5)", "density": 0.5}
 OWN = ("hopper", "hopper_deterministic", "cpu")
 
 
@@ -15,36 +14,8 @@ def row(provider, direction, tflops, mask=DENSE, density=1.0, **changes):
     return BASE | peer | what | {"mask": mask, "density": density} | changes
 
 
-def beside(provider, forward, backward, **changes):
-    changes = {"v_dim": changes["head_dim"]} | changes
-    both = (("forward", forward), ("backward", backward))
-    return [row(provider, d, 1000 / ms, ms_median=ms, **changes) for d, ms in both if ms]
-
-
 def body(text):
     return text.partition("\n\n")[2].splitlines()
-
-
-BESIDE = [
-    *beside("hopper", 2.0, 4.0, head_dim=128),
-    *beside("fa4", 1.0, 5.0, head_dim=128),
-    *beside("hopper", 2.0, 4.0, head_dim=64, v_dim=32, mask="causal()"),
-    *beside("sdpa_cudnn", 3.0, None, head_dim=64, v_dim=32, mask="causal()"),
-    *beside("hopper", 1.0, 1.0, head_dim=64, v_dim=32, **RANDOM, n_q=1024, kv_heads=1, heads=4),
-]
-
-
-def test_rates_and_ratios_stand_side_by_side_with_what_cases_differ_in():
-    assert body(tables(BESIDE)["rates"])[2:] == [
-        "| 128 | none | 512 | 1 x 2 | no mask |  | 500 / 250 | 1000 / 200 |  | 0.50 / 1.25 |  |",
-        "| 64, values of 32 | `causal()` | 512 | 1 x 2 | 1 | 32 x 32 | 500 / 250 |  |"
-        " 333 (forward) |  | 1.50 (forward) |",
-        "| 64, values of 32 | `random_blocks(0.5)` | 1,024 x 512 | 1 x 4, 1 of keys | 0.5 |"
-        " 32 x 32 | 1000 / 1000 |  |  |  |  |",
-    ]
-    assert "rates" not in tables(BESIDE[2:4])  # nothing of ours
-    half = [row | {"dtype": "float16"} for row in BESIDE]  # has lines of its own
-    assert len(body(tables([*BESIDE, *half])["rates"])) == 2 + 2 * 3
 
 
 def in_rounds(provider, *times, **more):

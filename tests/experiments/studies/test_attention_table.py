@@ -27,27 +27,12 @@ def row(method="standard", n=1024, ms=1.0, **further) -> Found:
     return Found(facts | {"device": "a", "method": method, "n": n, "ms_median": ms} | further)
 
 
-def test_rows_of_every_variant_are_told_apart(measured):
-    words = [*SMALL, "lengths=[64]", "methods=[standard,flash]", "batch=1"]
-    words += ["variants=[plain,dropout,padding,both]"]
-    rows = measured("attention_table", *words)
-    assert all((r.saved_mib is not None) == (r.direction == "both") for r in rows)
-    made = tables(frame(rows))
-    assert {"ms_plain_d16", "ms_both_d16", "backward_dropout_d16"} <= made.keys()
-    assert made["ms_plain_d16"] != made["ms_both_d16"]
-    older = [row | {"mask": "causal()", "ms_median": 777.0} for row in rows]
-    assert tables(frame([*older, *rows])) == made
-
-
-def test_what_cannot_run_is_a_row_with_the_reason(study, one):
-    run = study("attention_table", "methods=[sdpa_cudnn]", *SMALL, "variants=[plain]")
-    assert {r.status.split(":")[0] for r in one(run, run.study.cases(run)[0])} == {"unsupported"}
-
-
-def test_a_table_mixes_neither_shapes_nor_kinds_of_memory():
+def test_a_table_mixes_neither_shapes_nor_variants_nor_kinds_of_memory():
     rows = [row("flash", n, n / 200, saved_mib=n / 100) for n in (128, 256)]
     other = row("standard", 256, 9.0, dtype="bfloat16", heads=5)
     assert "standard" not in tables(frame([other, *rows]))["ms_plain_d16"]
+    made = tables(frame([*rows, *(r | {"dropout": 0.1, "ms_median": 7.0} for r in rows)]))
+    assert made["ms_plain_d16"] == tables(frame(rows))["ms_plain_d16"] != made["ms_dropout_d16"]
     peaks = [row(n=n, saved_mib=1.0, peak_mib=peak) for n, peak in ((128, 9.0), (256, None))]
     assert "| standard | **9** | – |" in tables(frame(peaks))["memory_plain_d16"]
 

@@ -6,9 +6,8 @@ import torch
 
 from experiments.bench import step
 from experiments.bench.step import Times
-from experiments.common.rows import Found, frame
-from experiments.studies.picks import PROVIDERS, Inputs, SparseFlash, tables
-from tests.experiments.studies.conftest import ok
+from experiments.common.rows import Found
+from experiments.studies.picks import PROVIDERS, Inputs, SparseFlash
 
 CPU = torch.device("cpu")
 NSA = Found(mask="nsa(4, 32)", batch=2, heads=32, kv_heads=2, n=200, head_dim=16, dtype="float32")
@@ -25,26 +24,6 @@ def test_the_gate_allows_what_the_selection_has():
         for b, head in np.ndindex(*dense.shape[:2]):
             assert (case.allowed(b, head, rows) == dense[b, head]).all()
         assert inputs.share == pytest.approx(dense.mean())
-
-
-def test_rows_of_ours_and_of_peers(measured):
-    words = [*SMALL, "rounds=2", "providers=[picks,selection,causal,fla,cudnn]"]
-    rows = measured("picks", *words)
-    ours = [row for row in rows if row.version is None]
-    assert len(rows) == 2 * (4 * 2 + 1) and len(ours) == 12 and ok(ours)
-    assert [row.provider for row in rows[:1] + rows[9:10]] == ["picks", "selection"]
-    shares = {row.share for row in ours if row.provider != "causal"}
-    assert len(shares) == 1 and max(shares) < 0.5
-    others = {row.status for row in rows if row.version is not None}
-    assert others == {"unsupported: needs a CUDA device, not cpu"}
-    causal = [row.share for row in ours if row.provider == "causal"]
-    assert causal == pytest.approx([161 / 320] * 4)
-    for row in ours:  # of the allowed pairs, two products forward and five backward
-        work = 2 * (2 if row.direction == "forward" else 5) * 16 * 4 * 160**2 * row.share
-        assert row.tflops == pytest.approx(work / row.ms_median / 1e9, rel=1e-4)
-    assert {(row.heads, row.kv_heads) for row in rows} == {(4, 1)}
-    table = tables(frame(rows))["picks"]
-    assert table.count("backward") == 1 and "| nsa(2, 32) | 4/1 |" in table
 
 
 def test_directions_are_timed_and_wrong_results_are_not(study, one, monkeypatch):
@@ -68,18 +47,19 @@ def test_directions_are_timed_and_wrong_results_are_not(study, one, monkeypatch)
         assert all(row.status.startswith("wrong result") for row in one(run, NSA))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ('selectors=["top_k(2)"]', "has no picks; give moba or nsa"),
-        ("heads=3 kv_heads=2", "heads=3.*kv_heads=2"),
-        ("heads=0", "heads=0"),
-        ("providers=[flex]", "providers"),
-    ],
-)
-def test_refusals(study, words, message):
-    with pytest.raises(ValueError, match=message):
-        study("picks", *([words] if '"' in words else words.split())).go()
+def test_the_share_of_causal_attention_is_its_own(study, one):
+    run = study("picks", *SMALL, "providers=[causal]")
+    for row in one(run, run.study.cases(run)[0]):
+        assert row.share == pytest.approx(161 / 320)
+
+
+def test_refusals(study):
+    for words, message in (
+        (['selectors=["top_k(2)"]'], "has no picks; give moba or nsa"),
+        (["heads=3", "kv_heads=2"], "heads=3.*kv_heads=2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            study("picks", *words).go()
 
 
 def test_peers_get_a_list_for_each_key_head():

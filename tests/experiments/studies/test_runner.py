@@ -1,6 +1,5 @@
 """The runner: turns, rows of failures, going on where a run stopped, and the program."""
 
-import re
 import sys
 import types
 from dataclasses import dataclass
@@ -108,24 +107,3 @@ def test_a_figure_of_the_whole_is_not_lost_to_a_part(toy, tmp_path, run_program)
     run_program("study", *part, "sizes=[4]")
     paths = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
     assert paths == ["part/toy.png", "toy/toy.png"]
-
-
-def test_refusals_are_one_line(run_program):
-    for words, message in (
-        ("name=decod", "did you mean decode"),
-        ("name=decode lengts=[64]", "lengts"),
-        ("name=decode rounds=x", "rounds=x: .*Integer"),
-        ("name=decode rows=a.csv", "give a path that ends in .jsonl"),
-        ("name=decode measure=false rows=none.jsonl", "none.jsonl"),
-        ("name=decode device=gpu", "device='gpu'"),
-    ):
-        status, printed, error = run_program("study", *words.split())
-        assert status == 2 and not printed and error.count("\n") == 1
-        assert re.search(message, error)
-
-
-def test_the_program_lists_studies_and_their_options(run_program):
-    status, printed, _ = run_program("study")
-    assert status == 0 and all(f"  {name} " in printed for name in ("decode", "io", "lra_speed"))
-    status, printed, _ = run_program("study", "name=decode", "--help")
-    assert "n_q: list[int] = " in printed and "kv_heads=2" in printed

@@ -106,7 +106,7 @@ def test_rows_count_the_blocks(measured):
 # ---- long documents
 
 
-def test_the_study_archives_the_runs_of_documents_and_draws_each_set(tmp_path):
+def test_the_study_archives_the_runs_of_documents(tmp_path):
     source, rows = "Python packages 0123abcd, 6 labels, 10 + 5 + 5 files", f"{tmp_path}/s.jsonl.gz"
 
     def collect(**options):
@@ -120,20 +120,9 @@ def test_the_study_archives_the_runs_of_documents_and_draws_each_set(tmp_path):
     write_run(tmp_path / "runs", "listops", "flash")
     with pytest.raises(ValueError, match="runs: none has task=files"):
         collect(runs=[f"{tmp_path}/runs/listops"])
-    held_out = {"settings": {"task": {"held_out": 0.1}}}
-    for name, more in (("a", {}), ("b", held_out)):
-        about = {"source": "official", "length": 1024, "accuracy": 0.6}
-        write_run(tmp_path / f"runs/{name}", "text", "flash", **about, **more)
     collect(runs=[f"{tmp_path}/runs"])
-    assert {run.task for run in read_runs(rows)} == {"files", "text"}
+    assert {run.task for run in read_runs(rows)} == {"files"}
     assert "| 50.0 | 60.0 | 75.0 |" in long_documents.tables(frame(rows))["accuracy"]
-    drawn = long_documents.figures(frame(rows))
-    assert [*drawn] == [
-        "long-documents-files-python-packages-0123abcd", "long-documents-text-official",
-        "long-documents-text-official-10-held-out",
-    ]  # fmt: skip
-    x, y = drawn["long-documents-files-python-packages-0123abcd"].axes[1].lines[0].get_data()
-    assert [*x] == [512, 1024, 16384] and y[-1] in (4.0, 163.84)
 
 
 # ---- numerical error
@@ -173,10 +162,6 @@ def test_a_softmax_in_float32_has_less_error_than_a_standard_one(measured):
     assert rmse["ours", "float32"] < 1e-6
     refused = {r.status.split(":")[0] for r in rows if r.status != OK}
     assert refused <= {"failed", "unsupported"}
-    made = accuracy.tables(frame(rows))["rmse_d64"]
-    assert "standard's / this, 512" in made and "| 3.2e-4 |" in made
-    gain = f"{rmse['standard', 'float16'] / rmse['ours', 'float16']:.2f}x"
-    assert f"{rmse['ours', 'float16']:.1e} | {gain} | 1.9e-4, FlashAttention-3" in made
 
 
 # ---- safe and online softmax
@@ -216,8 +201,6 @@ def test_softmax_has_its_bandwidth_and_speed_up(measured, study, monkeypatch):
     assert row.gb_s == pytest.approx(3 * 3 * 10 * 4 / row.ms_median / 1e6, rel=1e-4)
     gain = next(r for r in rows if r.algorithm == "safe").ms_median / row.ms_median
     assert f" | {gain:.2f} | " in softmax.tables(frame(rows))["softmax"].splitlines()[2]
-    other = [row | {"device": "GPU B", "ms_median": row.ms_median / 2} for row in rows]
-    assert softmax.tables(frame([*other, *rows])) == softmax.tables(frame(rows))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match="needs a GPU, or TRITON_INTERPRET=1"):
         study("softmax").go()
