@@ -5,7 +5,6 @@ import pytest
 from scipy import stats
 
 from experiments.common.files import pack
-from experiments.common.rows import frame
 from experiments.lra import published as lra
 from experiments.lra.cells import (
     Column,
@@ -18,7 +17,7 @@ from experiments.lra.cells import (
     speedup,
 )
 from experiments.lra.runs import PRETRAINED, Run, read_runs
-from experiments.lra.table import Table, tables
+from experiments.lra.table import Table
 from tests.experiments.lra.made_runs import write_run
 
 STANDARD, FLASH = RowKey("standard", "", ""), RowKey("flash", "", "")
@@ -190,15 +189,6 @@ def test_averages_are_over_the_five_tasks_and_compare_with_the_same_of_the_paper
     # another recipe is not that of the paper; a mean is marked where one of its cells is
     assert value(made, "linear attention, google", "average").split()[0] == "37.3†‡"
     assert "[" not in value(made, "linear attention, google", "average")
-
-
-def test_tables_of_an_archive_are_those_of_its_runs(tmp_path, run_program):
-    write_run(tmp_path / "runs", "listops", "standard")
-    write_run(tmp_path / "runs", "image", "sparse", more={"density": 0.25})
-    archive = tmp_path / "runs.jsonl"
-    status, text, _ = run_program("table", f"runs={tmp_path}/runs", f"archive={archive}")
-    made = tables(frame(archive), frame([STEP]))
-    assert status == 0 and "25.0" in text and "| 25.0 |" in made["accuracy"].splitlines()[4]
 
 
 # ---- speed

@@ -193,11 +193,6 @@ def test_official_contours_obey_the_rules():
             assert direction in turns
 
 
-def test_directions_that_opencv_leaves():
-    usable = {size: int(tables(spec(size), spec(size).margins[0]).usable.sum()) for size in SIZES}
-    assert usable == {32: 30, 64: 95, 128: 354, 256: 360}
-
-
 # 32 in the notebooks of Zakaria-El-Maachi/LRA-Pathfinder; 64 and 128 from the eight images each
 # that tsumansapkota/Solving-LRA-PathX shows, taken apart into their paddles; 256 counted in one
 # image of NasonovIvan/Pathfinder-Listops.
@@ -251,11 +246,6 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=words):
             spec(size, **options)
-
-
-def test_the_program_prints_statistics(run_program):
-    status, printed, _ = run_program("pathfinder.__main__", "size=[32,256]", "examples=20")
-    assert status == 0 and len(printed.strip().splitlines()) == 3
 
 
 # ---- arrays on disk

@@ -117,14 +117,6 @@ def test_the_cache_follows_the_images(release, tmp_path):
     assert third(release) == third(release) == {99}
 
 
-def test_found_inside_lra_release_and_limited(release, tmp_path):
-    inner = tmp_path / "x" / "lra_release" / "lra_release"
-    inner.mkdir(parents=True)
-    (release / "pathfinder32").rename(inner / "pathfinder32")
-    task = read(tmp_path / "x", tmp_path, limit=3)
-    assert [len(split) for split in task.splits.values()] == [3, 3, 3]
-
-
 def test_folders_come_in_the_order_of_their_numbers(release, tmp_path):
     level = level_of(release)
     for k in (2, 10):

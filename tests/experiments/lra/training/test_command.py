@@ -1,7 +1,6 @@
 """The commands: a run killed and started again, stopped, refused, swept, and evaluated."""
 
 import os
-import shutil
 import signal
 import time
 from multiprocessing import get_context
@@ -102,24 +101,6 @@ def test_a_signal_stops_with_a_checkpoint(tmp_path, run_program, monkeypatch, nu
     assert journal(folder)[-1]["reason"] == number.name
 
 
-def test_a_sweep_goes_on_after_a_job_that_cannot_run(tmp_path, run_program):
-    given = overrides(tmp_path, "listops", "linear", steps=2)
-    given = [x for x in given if not x.startswith("attention=")]
-    status, *told = run_program("train", *given, "attention=linear,sparse", "mask=local:8", "-m")
-    told = "".join(told)
-    assert status == 2 and "error: mask=local:8 is for attention=sparse" in told, told
-    assert told.count("test accuracy") == 1 and "failed: " in told and "Traceback" not in told
-    assert len(list((tmp_path / "runs").rglob("weights.pt"))) == 1
-
-
-def test_missing_data_are_one_line_and_leave_nothing(tmp_path, run_program):
-    given = overrides(tmp_path, "text", "linear")
-    status, *told = run_program("train", *given, f"data_dir={tmp_path}/nowhere")
-    told = "".join(told)
-    assert status == 2 and told.startswith("error: no aclImdb in ") and told.count("\n") == 1
-    assert not any((tmp_path / folder).exists() for folder in ("runs", "cache"))
-
-
 # ---- experiments.evaluate
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -166,29 +147,3 @@ def test_published_weights(capsys, tmp_path):
     splits = dict.fromkeys(SPLITS, Split(blank, np.zeros(1, np.int64)))
     task = Task("pathfinder256", "generated", 2, 256, splits, (256, 256))
     assert load_model(folder, read_settings(folder, Settings), task)[1] > 0
-
-
-def shorten(folder: Path) -> None:
-    state = torch.load(folder / "weights.pt", weights_only=True)
-    state["model"]["embedding.weight"] = state["model"]["embedding.weight"][:5]
-    torch.save(state, folder / "weights.pt")
-
-
-DAMAGES = {
-    r"no run\.json there": lambda folder: shutil.rmtree(folder),
-    "has no step": lambda folder: checkpoint.save(folder / "weights.pt", {"model": {}}),
-    r"no weights\.pt there": lambda folder: [p.unlink() for p in folder.glob("*.pt")],
-    r"is not of the model that run\.json describes": shorten,
-}
-
-
-def test_a_folder_that_cannot_be_evaluated(trained, tmp_path, capsys):
-    for number, (words, damage) in enumerate(DAMAGES.items()):
-        folder = tmp_path / f"run{number}"
-        shutil.copytree(trained.folder, folder)
-        damage(folder)
-        with pytest.raises(ValueError, match=words) as error:
-            run(capsys, run=str(folder))
-        assert str(folder) in str(error.value)
-    with pytest.raises(ValueError, match="run=FOLDER is missing"):
-        run(capsys, run=None)
