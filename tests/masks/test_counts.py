@@ -131,9 +131,6 @@ local(64)  =>  abs(q - k) <= 64
 sliding(64 + 1)  =>  (q >= k) & (q - k <= 64)
 local(70, 20, align='bottom_right')  =>  (k >= q + n_k - n_q - 70) & (k <= q + n_k - n_q + 20)
 causal(align='bottom_right')  =>  k <= q + n_k - n_q
-sliding(31)  =>  (q >= k) & (q - k < 31)
-local(30, 31)  =>  (q - k <= 30) & (k - q <= 31)
-local(62, 32)  =>  (q - k <= 62) & (k - q <= 32)
 local(95, 63)  =>  (q - k <= 95) & (k - q <= 63)
 causal()  =>  k <= q
 dense()  =>  k >= 0

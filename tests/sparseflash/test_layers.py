@@ -179,12 +179,6 @@ def test_lengths(padding):
     torch.testing.assert_close(found, expected(cross, x[:, :30], x[:, :90], allowed=keys))
 
 
-def test_it_shows_what_it_was_made_with():
-    made = make(kv_heads=2, dropout=0.1, mask=masks.local(7), rotary=Rotary(500.0, 0.5))
-    for part in ("dim=24", "kv_heads=2", "dropout=0.1", "local(7)", "base=500.0, fraction=0.5"):
-        assert part in repr(made)
-
-
 def test_max_scores_of_a_batch_that_vmap_maps():
     layer, x = make(keep_max_scores=True), tokens(batch=4)
     torch.testing.assert_close(torch.vmap(layer)(x.view(2, 2, N, DIM)).flatten(0, 1), layer(x))

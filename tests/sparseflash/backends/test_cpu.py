@@ -38,11 +38,6 @@ def test_random_problem_in_small_chunks_and_by_threads(seed, monkeypatch, two_th
     check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, (torch.float64,)), "cpu", "cpu")
 
 
-def test_dense():
-    for n_q, n_k in ((1, 1), (257, 1), (700, 520)):
-        check(Case(n_q, n_k, 40, torch.float64, batch=2, heads=4, kv_heads=2), "cpu", "cpu")
-
-
 def calls_of_the_fused_operator(mask, n=256, dtype=torch.float32, **options) -> int:
     """In a forward and its backward, whose gradients are those of the reference."""
     q, k, v = (x.requires_grad_() for x in make_qkv(2, 4, n, n, 32, kv_heads=2, dtype=dtype))

@@ -191,9 +191,6 @@ BIAS, SLOPES, PAIRS = torch.randn(2, 90), torch.rand(2), torch.randn(1, 2, 40, 4
 DOCUMENT = torch.arange(40) // 9
 PREFIX = torch.tensor([7])
 SCORE_MODS = {
-    "identity": lambda s, b, h, q, k: s,
-    "relative": lambda s, b, h, q_idx, kv_idx: s + (q_idx - kv_idx),
-    "absolute": lambda s, b, h, q, k: s + torch.abs(q - k),
     "checkerboard": lambda s, b, h, q, k: torch.where(torch.abs(k - q) % 2 == 1, s * 0.5, s),
     "causal": lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")),
     "causal and soft-capped": lambda s, b, h, q, k: torch.where(
@@ -205,10 +202,6 @@ SCORE_MODS = {
     "heads": lambda s, b, h, q, k: torch.where(h % 2 == 0, s, s * 2 + b),
     "squared": lambda s, b, h, q, k: s * s,
     "silu": lambda s, b, h, q, k: s * torch.sigmoid(s),
-    "inverse causal": lambda s, b, h, q, k: torch.where(q <= k, s, -float("inf")),
-    "relative and causal": lambda s, b, h, q, k: torch.where(q >= k, s + (q - k), -float("inf")),
-    "factor of a head": lambda s, b, h, q, k: s * SLOPES[h],
-    "bias of a query": lambda s, b, h, q, k: s + BIAS[b, q],
     "bias of a pair": lambda s, b, h, q, k: s + PAIRS[b, h, q, k],
     "documents": lambda s, b, h, q, k: torch.where(DOCUMENT[q] == DOCUMENT[k], s, -float("inf")),
     "prefix": lambda s, b, h, q, k: torch.where((q >= k) | (k < PREFIX[b]), s, -float("inf")),

@@ -114,16 +114,6 @@ def test_the_maxima_of_parts(list_batch, list_heads, dim, layout):
     assert torch.equal(maxima, expected)
 
 
-@pytest.mark.parametrize("sink", [None, -torch.inf, 2.5])
-def test_rows_with_nothing_to_attend_to_are_zeros(sink):
-    merge = torch.tensor([[[0, 0, 3, 0]]], dtype=torch.int32)
-    nothing = torch.full((1, 3, TILE), -torch.inf)
-    out = torch.full((1, 1, TILE, 16), SENTINEL)
-    logits = None if sink is None else torch.tensor([sink])
-    out, lse = merged(torch.zeros(1, 3, TILE, 16), nothing, merge, out, sink=logits)
-    assert (out == 0).all() and (lse == (-torch.inf if sink is None else sink)).all()
-
-
 def test_weights_do_not_overflow():
     merge = torch.tensor([[[0, 0, 2, 0]]], dtype=torch.int32)
     part_out = torch.stack([torch.full((TILE, 16), 1.0), torch.full((TILE, 16), 2.0)])[None]
