@@ -18,14 +18,11 @@ from experiments.common.figures import RC
 def coarse_figures():
     """PNG files of a tenth of the pixels, with their margins, which are drawn in a fraction of the
     time: what cuts margins off draws twice.
-
-    The value is the resolution of the published ones.
     """
     with pytest.MonkeyPatch.context() as patch:
-        published = RC["savefig.dpi"]
         patch.setitem(RC, "savefig.dpi", 90)
         patch.setitem(RC, "savefig.bbox", "standard")
-        yield published
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

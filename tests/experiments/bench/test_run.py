@@ -120,16 +120,6 @@ def test_what_is_of_interest_is_measured(asked):
     assert measured(cases(run)[2].case, "sdpa", "forward")["status"] == OK
 
 
-def test_what_does_not_exist_is_refused(asked):
-    for message, options in (
-        ("providers='fast'", {"providers": ["fast"]}),
-        (r"24.*multiples of 16", {"block_size": [24], "mask": ["causal"]}),
-        ("its own masks and shapes", {"grid": "page", "heads": 3}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            asked(**options).go()
-
-
 def test_cells_whose_rounds_differ_are_measured_again(asked, monkeypatch):
     times = {("cpu", 1): 1.0, ("cpu", 2): 1.1, ("reference", 1): 1.0, ("reference", 2): 1.3}
     calls = []
