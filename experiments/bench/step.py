@@ -3,7 +3,7 @@
 import gc
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from experiments.bench.cases import DTYPES, LAYOUTS, Case
 from experiments.bench.gate import Gate, WrongResult
-from experiments.training.device import lacks_memory
+from experiments.training.device import capture, lacks_memory, warm_up
 
 MIB = 2**20
 DIRECTIONS = ("forward", "backward", "both")
@@ -68,22 +68,7 @@ def times_of(ms: Any) -> Times:
 
 def in_graph(call: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
     """Return what replays a CUDA graph of the call; None for a call that waits for the GPU."""
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream(device).wait_stream(side)
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        call()
-    except RuntimeError:
-        return None
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+    return capture(call, device).replay if warm_up(call, device) else None
 
 
 def graph_ms(call: Callable[[], object], device: torch.device, seconds: float) -> float | None:
@@ -167,8 +152,9 @@ class Step:
         return measure(self.call(direction), device, seconds)._asdict()
 
 
-def saved_bytes(forward: Callable[[], object]) -> int:
-    """Return bytes of the distinct storages that autograd keeps of a forward."""
+def saved_bytes(forward: Callable[[], object], without: Iterable[Tensor] = ()) -> int:
+    """Return bytes of the distinct storages that autograd keeps of a forward, but for some."""
+    left_out = {t.untyped_storage().data_ptr() for t in without}
     found: dict[int, int] = {}
 
     def pack(t: Tensor) -> Tensor:
@@ -179,7 +165,7 @@ def saved_bytes(forward: Callable[[], object]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         out = forward()  # kept alive, so that no address comes twice
     del out
-    return sum(found.values())
+    return sum(size for at, size in found.items() if at not in left_out)
 
 
 def draw(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.bench.step import saved_bytes
 from experiments.common.files import digest
 from experiments.lm.model import LanguageModel, mlp_density, resolve, shares
 from experiments.lm.questions import COMPRESS, NONE, Questions, asks, synthetic
@@ -41,7 +42,8 @@ class Language:
 
     def __init__(self, settings: Settings, group: Group):
         self.settings, self.group = settings, group
-        self.corpus = corpus = group.in_turn(lambda: read_corpus(settings))
+        corpus: Any = group.in_turn(lambda: read_corpus(settings))
+        self.corpus = corpus
         self.data, self.source = corpus.digest, f"text of {settings.data}"
         self.task = {
             "name": corpus.name,
@@ -92,16 +94,14 @@ class Language:
         settings = self.settings
         count = settings.val_tokens // settings.context
         self.windows = Windows(self.corpus.val, settings.context, self.group.device, count)
-        self.validation = Evaluator(
-            trainer.model,
-            self.windows,
-            self.objective,
-            self.group,
-            batch=settings.micro_batch or settings.batch,
-            dtype=self.dtype,
-        )
+        self.validation = self._evaluator(self.windows)
         if trainer.captured and settings.eval_every < settings.steps:
             self.validation.prepare(trainer.pool)
+
+    def _evaluator(self, split: Any) -> Evaluator:
+        size = self.settings.micro_batch or self.settings.batch
+        given = self.trainer.model, split, self.objective, self.group
+        return Evaluator(*given, batch=size, dtype=self.dtype)
 
     def validate(self, last: bool) -> dict[str, float]:
         if last:
@@ -113,7 +113,8 @@ class Language:
         return None
 
     def good_enough(self, found: dict[str, float] | None) -> bool:
-        return False
+        goal = self.settings.stop_at  # of questions
+        return goal is not None and found is not None and found["accuracy"] >= goal
 
     def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
         settings = self.settings
@@ -153,30 +154,20 @@ class Language:
         Counted in the model that is not compiled, each storage once. None where it does not fit.
         """
         trainer = self.trainer
-        found: dict[int, tuple[int, Tensor]] = {}
-        own = {p.untyped_storage().data_ptr() for p in trainer.model.parameters()}
-
-        def pack(tensor: Tensor) -> Tensor:
-            # detached, or the graph and its hook would hold each other for ever
-            storage, kept = tensor.untyped_storage(), tensor.detach()
-            if storage.data_ptr() not in own:
-                found[storage.data_ptr()] = (storage.nbytes(), kept)  # alive, so addresses differ
-            return kept
-
         state = torch.get_rng_state()
         size = self.settings.batch // self.group.replicas // trainer.parts
         rows = torch.arange(size, device=trainer.device) % len(trainer.split)
+
+        def forward() -> Sums:
+            with autocast(trainer.device, self.dtype):
+                return trainer.objective(trainer.model, trainer.split.batch(rows), None)
+
         try:
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                with autocast(trainer.device, self.dtype):
-                    loss, _, _ = trainer.objective(trainer.model, trainer.split.batch(rows), None)
-            total = sum(size for size, _ in found.values()) / MIB
-            del loss
+            return saved_bytes(forward, without=trainer.model.parameters()) / MIB
         except torch.OutOfMemoryError:
             return None
         finally:
             torch.set_rng_state(state)
-        return total
 
     @staticmethod
     def summary(run: dict[str, Any]) -> str:
@@ -200,7 +191,7 @@ class Answering(Language):
 
     def __init__(self, settings: Settings, group: Group):
         self.settings, self.group = settings, group
-        task = self.questions = synthetic(settings.data, settings.context)
+        task = self.corpus = synthetic(settings.data, settings.context)
         count = min(settings.batch * settings.steps, MOST // settings.context)
         self.counts = {
             "train": count,
@@ -219,39 +210,25 @@ class Answering(Language):
         self._batches(settings)
         self.objective = answer
 
-    def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]:
-        self.model = make_model(self.settings, self.questions)
-        self.shares = shares(self.model)
-        return self.model, "fresh weights"
-
     def _split(self, name: str) -> "Asked":
-        return Asked(self.questions.make(name, self.counts[name]), self.group.device)
+        return Asked(self.corpus.make(name, self.counts[name]), self.group.device)
 
     def train_split(self) -> "Asked":
         return self._split("train")
 
     def prepare(self, trainer: Trainer) -> None:
         self._compile(trainer)
-        self.validation = self._evaluator("val")
+        self.validation = self._evaluator(self._split("val"))
         if trainer.captured:
             self.validation.prepare(trainer.pool)
-
-    def _evaluator(self, name: str) -> Evaluator:
-        size = self.settings.micro_batch or self.settings.batch
-        given = (self.trainer.model, self._split(name), self.objective, self.group)
-        return Evaluator(*given, batch=size, dtype=self.dtype)
 
     def validate(self, last: bool) -> dict[str, float]:
         return self.validation()
 
-    def good_enough(self, found: dict[str, float] | None) -> bool:
-        goal = self.settings.stop_at
-        return goal is not None and found is not None and found["accuracy"] >= goal
-
     def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
         lines = read_journal(self.settings.folder, "val") if self.group.leads else []
         curve = [(line["step"], line["accuracy"]) for line in lines]
-        return {**self._evaluator("test")(), "curve": curve}
+        return {**self._evaluator(self._split("test"))(), "curve": curve}
 
     @staticmethod
     def summary(run: dict[str, Any]) -> str:

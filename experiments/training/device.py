@@ -90,7 +90,7 @@ def lacks_memory(error: BaseException) -> bool:
 # ---- CUDA graphs
 
 
-def warm_up(body: Callable[[], None], device: torch.device) -> bool:
+def warm_up(body: Callable[[], object], device: torch.device) -> bool:
     """Run the body so that kernels are compiled and caches filled.
 
     Returns whether a CUDA graph can hold it: not on a CPU, nor if it waits for the GPU.
@@ -110,7 +110,7 @@ def warm_up(body: Callable[[], None], device: torch.device) -> bool:
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
-                print(f"no CUDA graph: the step waits for the GPU ({error})", file=sys.stderr)
+                print(f"no CUDA graph: it waits for the GPU ({error})", file=sys.stderr)
                 return False
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -119,7 +119,7 @@ def warm_up(body: Callable[[], None], device: torch.device) -> bool:
     return True
 
 
-def capture(body: Callable[[], None], device: torch.device, pool: Any = None) -> Any:
+def capture(body: Callable[[], object], device: torch.device, pool: Any = None) -> Any:
     """Return the CUDA graph of a body that has run before.
 
     Graphs of one `pool` share memory, so no graph may read what another one left there.
