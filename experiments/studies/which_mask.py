@@ -2,8 +2,6 @@
 
     python -m experiments.study name=which_mask part=first          # train on a CPU, rows, tables
     python -m experiments.study name=which_mask part=density at_once=8 minutes=25
-    python -m experiments.study name=which_mask part=density write=runs/density.yaml
-    python -m experiments.sweep file=runs/density.yaml              # the same runs
 
 All masks are causal, consist of whole blocks, and have the share of the pairs of the causal mask
 that is nearest to a density. The folders of the runs are the state: the same command continues.
@@ -12,10 +10,10 @@ that is nearest to a density. The folders of the runs are the state: the same co
 import gzip
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,13 +22,12 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from omegaconf import OmegaConf
 
 import masks
 from experiments import sweep
 from experiments.common import figures as f
 from experiments.common.config import choose
-from experiments.common.files import write_text, write_whole
+from experiments.common.files import write_whole
 from experiments.common.rows import OK, Row, found, read
 from experiments.common.tables import MISSING, markdown, mean_std
 from experiments.lm.model import picked_pairs, resolve
@@ -127,20 +124,15 @@ class Part:
 
     def cases(self) -> Iterator[Row]:
         """Yield what is trained, of one seed: fields of rows; a status where there is no mask."""
-        for data in self.data:
-            for n in self.lengths:
-                for block in self.blocks:
-                    for layers in self.layers:
-                        shared = {"data": data, "context": n, "block": block, "layers": layers}
-                        yield shared | {"family": "dense", "target": 1.0, "mask": "dense"}
-                        for target in self.densities:
-                            for family in self.families:
-                                case = shared | {"family": family, "target": target}
-                                try:
-                                    text, _ = nearest(family, target, n, block)
-                                    yield case | {"mask": text}
-                                except ValueError as error:
-                                    yield case | {"mask": "", "status": str(error)}
+        for data, n, block, layers in product(self.data, self.lengths, self.blocks, self.layers):
+            shared = {"data": data, "context": n, "block": block, "layers": layers}
+            yield shared | {"family": "dense", "target": 1.0, "mask": "dense"}
+            for target, family in product(self.densities, self.families):
+                case = shared | {"family": family, "target": target}
+                try:
+                    yield case | {"mask": nearest(family, target, n, block)[0]}
+                except ValueError as error:
+                    yield case | {"mask": "", "status": str(error)}
 
 
 GPU = (
@@ -212,29 +204,20 @@ class Options(runner.Options):
     minutes: float | None = None  # of training
     at_once: int = 1  # runs that share a GPU
     overrides: list[str] = field(default_factory=list)  # of all runs, such as seed=0
-    write: str | None = None  # file for the sweep of the part; nothing is trained then
     runs: str = "runs/which_mask"  # folder of all runs
     rows: str = "runs/which_mask.jsonl.gz"  # written again: what it holds, and the complete runs
 
     def __post_init__(self) -> None:
         if self.part is not None:
             choose("part", self.part, PARTS)
-        if self.write is not None and self.part is None:
-            raise ValueError(f"write={self.write} needs part=NAME")
 
 
 def collect(options: Options) -> None:
     """Train what a part lacks, and write the rows of all complete runs."""
     if options.part is not None:
-        made = sweep_of(options.part)
-        if options.write is not None:
-            write_text(Path(options.write), OmegaConf.to_yaml(made), "write")
-            print(f"written: {options.write}")
-            sys.exit()
-        else:
-            runs = sweep.planned(made, options.overrides)
-            places = sweep.places(sweep.Options(at_once=options.at_once))
-            sweep.train(runs, places, minutes=options.minutes)
+        runs = sweep.planned(sweep_of(options.part), options.overrides)
+        places = sweep.places(sweep.Options(at_once=options.at_once))
+        sweep.train(runs, places, minutes=options.minutes)
     path = Path(options.rows)
     kept = {_key(row): row for row in (read(path) if path.exists() else [])}
     kept |= {_key(row): row for row in _rows(Path(options.runs))}
