@@ -38,7 +38,7 @@ def make_grid(
         shapes = [Case(DENSE, 1, 4, 4, 4096, 4096, 64, "float32", 64, 64)]
         structured, densities = "local:256+butterfly:64+global:64", (1, *DENSITIES[:4])
         sweep = (512, 1024, 2048, 4096)
-    usual = [DENSE, *_random_masks(shapes[0].block_k, *densities), structured]
+    usual = [DENSE, *(f"random:{d}:block={shapes[0].block_k}" for d in densities), structured]
     given: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
     if "heads" in given:
         given.setdefault("kv_heads", given["heads"])
@@ -87,11 +87,6 @@ GRIDS = sorted(path.stem for path in (CONF / "grids").glob("*.yaml"))
 
 def _cases(shape: Case, texts: Iterable[str]) -> tuple[Case, ...]:
     return tuple(_with_mask(shape, text) for text in texts)
-
-
-def _random_masks(block: int, *densities: float) -> list[str]:
-    """Random masks of blocks of this size, equally many in every row."""
-    return [f"random:{density}:block={block}" for density in densities]
 
 
 def _with_mask(shape: Case, mask: str) -> Case:

@@ -66,10 +66,8 @@ class Model(nn.Module):
     def __init__(self, o: Options, plan: ContextParallel):
         super().__init__()
         width, self.chunk = o.heads * o.head_dim, o.chunk
-        self.embedding, self.head = (
-            nn.Embedding(o.vocabulary, width),
-            nn.Linear(width, o.vocabulary),
-        )
+        self.embedding = nn.Embedding(o.vocabulary, width)
+        self.head = nn.Linear(width, o.vocabulary)
         self.layers = nn.ModuleList(Layer(o, plan) for _ in range(o.layers))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ the backward. This one takes a round of two products, and computes it again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -65,11 +64,6 @@ class ModelConfig:
             raise ValueError("positions=waves takes images and no class token")
         if self.rotary and images and self.head_dim % 4:
             raise ValueError(f"head_dim={self.head_dim}: rotary of images takes a multiple of 4")
-
-
-def model_config(**changes: Any) -> ModelConfig:
-    """Return the model of the port, with some fields changed; None changes nothing."""
-    return ModelConfig(**{name: value for name, value in changes.items() if value is not None})
 
 
 class Block(nn.Module):

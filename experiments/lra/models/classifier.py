@@ -18,7 +18,6 @@ from experiments.lra.models.blocks import (
     ModelConfig,
     draw_seeds,
     initialise,
-    model_config,
     norm_eps,
 )
 from experiments.lra.models.positions import (
@@ -32,8 +31,6 @@ from masks.analysis.reach import MOST_TOKENS, reach
 from sparseflash import BlockSparseAttention, Rotary
 from sparseflash.distributed import ContextParallel
 from sparseflash.schedule.blocks import Schedule
-
-__all__ = ["Classifier", "ModelConfig", "model_config"]
 
 
 class Classifier(nn.Module):

@@ -53,6 +53,11 @@ COLUMNS = ("label", "id1", "id2", "text1", "text2")
 CUT = 10_000  # bytes of a text that LRA keeps before it cuts to max_length
 
 
+def _task(name: str, source: str, splits: dict[str, task.Split]) -> task.Task:
+    """Return a task of bytes with two classes."""
+    return task.Task(name, source, classes=2, vocab=task.BYTE_VOCAB, splits=splits)
+
+
 # ---- Text
 
 
@@ -82,13 +87,7 @@ def load_text(
     if held_out:
         splits["train"], splits["val"] = _divide(splits["train"], held_out, seed)
     splits = {name: splits[name].first(limit) for name in task.SPLITS}
-    return task.Task(
-        name="text",
-        source=task.source("official", splits, REVIEWS),
-        classes=2,
-        vocab=task.BYTE_VOCAB,
-        splits=splits,
-    )
+    return _task("text", task.source("official", splits, REVIEWS), splits)
 
 
 def _divide(split: task.Split, held_out: float, seed: int) -> tuple[task.Split, task.Split]:
@@ -215,13 +214,7 @@ def load_same_movie(
         tokens = task.pad(flat, lengths, max_length, length).reshape(-1, 2, length)
         labels = np.arange(len(pairs[name]), dtype=np.int64) % 2
         splits[name] = task.Split(tokens, labels, lengths.reshape(-1, 2))
-    return task.Task(
-        name="imdb_same_movie",
-        source=task.source("IMDB same movie", splits, PAIRS),
-        classes=2,
-        vocab=task.BYTE_VOCAB,
-        splits=splits,
-    )
+    return _task("imdb_same_movie", task.source("IMDB same movie", splits, PAIRS), splits)
 
 
 class Library:
@@ -342,13 +335,7 @@ def load_retrieval(
         tokens = task.pad(data[name], lengths, max_length, length).reshape(-1, 2, length)
         # An empty text counts as one token of padding.
         splits[name] = task.Split(tokens, labels, np.maximum(lengths, 1).reshape(-1, 2))
-    return task.Task(
-        name="retrieval",
-        source=task.source("official", splits, PAIRS),
-        classes=2,
-        vocab=task.BYTE_VOCAB,
-        splits=splits,
-    )
+    return _task("retrieval", task.source("official", splits, PAIRS), splits)
 
 
 def read_pairs(path: Path, most: int) -> tuple[list[bytes], list[int]]:

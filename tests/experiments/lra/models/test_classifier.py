@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.lra.models.attention import KINDS, NAMES, make_attention
-from experiments.lra.models.classifier import Classifier, ModelConfig, model_config
+from experiments.lra.models.classifier import Classifier, ModelConfig
 
 LENGTHS = torch.tensor([40, 23], dtype=torch.int32)
 CPU = {"flash": {"backend": "cpu"}, "sparse": {"backend": "cpu"}}
@@ -19,7 +19,7 @@ def make(
     attention: str = "standard", pair: bool = False, grid=None, pad_black: bool = False, **config
 ) -> Classifier:
     torch.manual_seed(0)
-    model = model_config(**{"dropout": 0.0, "attention_dropout": 0.0, **config})
+    model = ModelConfig(**{"dropout": 0.0, "attention_dropout": 0.0, **config})
     options = {"name": attention, **CPU.get(attention, {})}
     return Classifier(20, 40, 3, pair, grid, model, options, pad_black=pad_black)
 
@@ -172,7 +172,7 @@ def test_a_class_token_that_does_not_see_all_tokens_is_refused():
     """Of 40 tokens and itself."""
 
     def made(attention: str = "sparse", layers: int = 1, **options) -> Classifier:
-        model = model_config(pool="cls", layers=layers)
+        model = ModelConfig(pool="cls", layers=layers)
         return Classifier(20, 40, 3, model=model, attention={"name": attention, **options})
 
     for options, words in (
@@ -260,7 +260,7 @@ def test_without_positions_only_rotary_sees_the_order(rotary):
 
 def test_waves_and_rotary_give_dense_attention_the_same_answer_in_every_order_of_the_pixels():
     torch.manual_seed(0)
-    config = model_config(
+    config = ModelConfig(
         dropout=0.0, attention_dropout=0.0, positions="waves", rotary=True, embedding="smooth",
         embedding_std=0.5,
     )  # fmt: skip

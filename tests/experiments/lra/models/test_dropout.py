@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from experiments.lra.models.blocks import Dropout, draw_seeds
-from experiments.lra.models.classifier import Classifier, model_config
+from experiments.lra.models.classifier import Classifier, ModelConfig
 
 CPU = torch.device("cpu")
 
@@ -102,7 +102,7 @@ def test_a_compiled_one_is_the_same_and_keeps_no_choice():
 
 def model(p: float = 0.2) -> Classifier:
     torch.manual_seed(0)
-    config = model_config(dropout=p, attention_dropout=0.0, dim=32)
+    config = ModelConfig(dropout=p, attention_dropout=0.0, dim=32)
     return Classifier(20, 40, 3, model=config)
 
 

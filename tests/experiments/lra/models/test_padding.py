@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import masks
-from experiments.lra.models.classifier import Classifier, model_config
+from experiments.lra.models.classifier import Classifier, ModelConfig
 from experiments.lra.objectives import classify
 from experiments.lra.tasks.task import Split
 from experiments.training.distributed import Group
@@ -27,7 +27,7 @@ def classifier(
 ) -> Classifier:
     torch.manual_seed(0)
     sizes = {"layers": layers, "dim": 16, "heads": 2, "head_dim": 8, "mlp_dim": 16}
-    config = model_config(**sizes, dropout=0.0, attention_dropout=0.0, pool=pool)
+    config = ModelConfig(**sizes, dropout=0.0, attention_dropout=0.0, pool=pool)
     options = {"name": "sparse", "mask": mask, "padding": "skip", "backend": "cpu"} | options
     return Classifier(20, length, 3, model=config, attention=options)
 

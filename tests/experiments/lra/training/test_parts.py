@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments.lra.models.classifier import Classifier, model_config
+from experiments.lra.models.classifier import Classifier, ModelConfig
 from experiments.lra.objectives import Predict, classify
 from experiments.lra.run import fingerprint
 from experiments.lra.tasks.task import Split, Task
@@ -215,7 +215,7 @@ def test_evaluation_of_some_draws_them_once():
 def predictor(pair: bool, calls: list) -> Classifier:
     """A model in float64 that notes the places that it is asked for."""
     torch.manual_seed(0)
-    sizes = model_config(dropout=0.0, attention_dropout=0.0, dim=8, lm_head=True)
+    sizes = ModelConfig(dropout=0.0, attention_dropout=0.0, dim=8, lm_head=True)
     model = Classifier(9, 12, 2, pair, model=sizes).double()
     model.register_forward_pre_hook(lambda module, given: calls.append(given[2]))
     return model
