@@ -69,11 +69,6 @@ def test_the_text_follows_from_the_arguments(spots, args: tuple, options: dict, 
     assert mask.arguments["shape"] == options.get("shape", "round")
 
 
-def test_wrong_arguments_fail_as_those_of_any_function(spots):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        spots(colour=3)
-
-
 @pytest.mark.usefixtures("own_patterns")
 def test_long_arguments_are_a_digest_where_that_is_asked_for():
     @masks.pattern(digest=True)

@@ -14,10 +14,6 @@ def row(provider, direction, tflops, mask=DENSE, density=1.0, **changes):
     return BASE | peer | what | {"mask": mask, "density": density} | changes
 
 
-def body(text):
-    return text.partition("\n\n")[2].splitlines()
-
-
 def in_rounds(provider, *times, **more):
     made = row(provider, "forward", 1.0, head_dim=128)
     return [
@@ -29,7 +25,7 @@ def in_rounds(provider, *times, **more):
 def test_rounds_are_their_median_with_the_range_of_each_column():
     text = tables([*in_rounds("hopper", 2.6, 2.4, 2.5), *in_rounds("fa4", 2.0)])["rates"]
     assert "medians of 1 to 3 rounds" in text
-    assert body(text)[2:] == [
+    assert text.partition("\n\n")[2].splitlines()[2:] == [
         "| none | 400 (forward) | 500 (forward) | 0.80 (forward) |",
         "| range of rounds, at most | 8.0 % | 0.0 % |  |",
     ]

@@ -65,10 +65,7 @@ def test_what_a_run_leaves_behind(ran):
     assert result["data"] == run.state["data"]
     names = {path.name.split(".")[0] for path in run.folder.iterdir()} - {""}
     assert names == {"run", "journal", "checkpoint", "weights"}
-    assert [(x["kind"], x["step"]) for x in run.journal] == [
-        ("start", 0), ("train", 2), ("val", 2), ("train", 4), ("val", 4), ("train", 5), ("val", 5),
-        ("test", 5), ("end", 5),
-    ]  # fmt: skip
+    assert [x["step"] for x in run.journal if x["kind"] == "train"] == [2, 4, 5]
     assert (result["complete"], result["reason"], result["steps"]) == (True, None, 5)
     assert result["task"]["name"] == "listops" and result["task"]["length"] == 64
     assert result["settings"]["mask"] == result["mask"] == "local:16"
