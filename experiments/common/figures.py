@@ -213,15 +213,6 @@ def file_name(*words: object) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(map(str, words)).lower()).strip("-")
 
 
-def with_palette(picture: BytesIO, colours: int, **options: Any) -> BytesIO:
-    """Return a PNG of so many colours, which takes a third of the bytes."""
-    small = BytesIO()
-    Image.open(picture).convert("RGB").quantize(colours).save(
-        small, format="png", optimize=True, **options
-    )
-    return small
-
-
 def save(
     figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg"), option: str = "out"
 ) -> list[Path]:
@@ -233,8 +224,9 @@ def save(
     for path in paths:
         drawn, kind = BytesIO(), path.suffix[1:]
         figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        if kind == "png":
-            drawn = with_palette(drawn, COLOURS, dpi=(RC["savefig.dpi"],) * 2)
+        if kind == "png":  # in so many colours it takes a third of the bytes
+            picture, drawn = Image.open(drawn).convert("RGB").quantize(COLOURS), BytesIO()
+            picture.save(drawn, format="png", optimize=True, dpi=(RC["savefig.dpi"],) * 2)
         write_whole(path, lambda file, drawn=drawn: file.write(drawn.getvalue()), option)
     plt.close(figure)
     return paths

@@ -336,8 +336,8 @@ class LanguageModel(nn.Module):
             if isinstance(layer, Explicit):
                 layer.packed = ids
             elif isinstance(layer, Sparse):
-                if lengths is None:
-                    lengths = document_lengths(ids)
+                if lengths is None:  # of the documents of every sequence, on the host
+                    lengths = tuple(tuple(torch.bincount(row).tolist()) for row in ids.cpu())
                 layer.packed = lengths
 
 
@@ -351,11 +351,6 @@ def document_starts(tokens: Tensor, end: int) -> tuple[Tensor, Tensor]:
     first[:, 1:] = tokens[:, :-1] == end
     place = torch.arange(tokens.shape[1], device=tokens.device)
     return (place * first).cummax(1).values, first.cumsum(1)
-
-
-def document_lengths(ids: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Return the lengths of the documents of every sequence, on the host."""
-    return tuple(tuple(torch.bincount(row).tolist()) for row in ids.cpu())
 
 
 def shares(model: LanguageModel) -> tuple[float | None, float]:

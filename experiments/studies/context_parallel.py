@@ -278,10 +278,6 @@ def on_a_grid(case: Case, device: torch.device) -> Any:
     return ours(case, device, mesh)
 
 
-def on_one(case: Case, device: torch.device) -> Any:
-    return partial(sparseflash.attention, mask=case.blocks), None, {}
-
-
 def torch_gathered(case: Case, device: torch.device) -> Any:
     from torch._functorch import config
     from torch.distributed.tensor.experimental._context_parallel import flex_cp_allgather
@@ -360,7 +356,7 @@ PROVIDERS: dict[str, Callable[[Case, torch.device], Any]] = {
     "grid": on_a_grid,
     "torch": torch_gathered,
     "ring": ring,
-    "one": on_one,
+    "one": lambda case, _: (partial(sparseflash.attention, mask=case.blocks), None, {}),
 }
 
 

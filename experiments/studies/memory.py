@@ -131,7 +131,8 @@ class Layer(nn.Module):
     def __init__(self, case: Case):
         super().__init__()
         dim, hidden, self.heads = case.dim, case.hidden, case.heads
-        self.attend = standard_attention if case.attention == "standard" else causal_attention
+        ours = partial(sparseflash.attention, mask=masks.causal())
+        self.attend: Any = standard_attention if case.attention == "standard" else ours
         self.norms = nn.ParameterList([torch.ones(dim), torch.ones(dim)])
         self.qkv, self.out = nn.Linear(dim, 3 * dim, False), nn.Linear(dim, dim, False)
         self.gate, self.up = nn.Linear(dim, hidden, False), nn.Linear(dim, hidden, False)
@@ -146,11 +147,6 @@ class Layer(nn.Module):
         x = x + self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
         normed = F.rms_norm(x, x.shape[-1:], self.norms[1], 1e-5)
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
-
-
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
-    """Return our attention."""
-    return sparseflash.attention(q, k, v, masks.causal())
 
 
 def standard_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

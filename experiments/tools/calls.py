@@ -154,21 +154,3 @@ def calls(*backends: str) -> list[Call]:
         for name in names.split(";")
         for dim in dims.split()
     ]
-
-
-def representative() -> list[Call]:
-    """Return few calls that a test has time for: every kernel, each pass, and what claims work.
-
-    Those for Hopper join several options each. The others have small heads, and scores small
-    blocks, whose kernels compile fast.
-    """
-    return [
-        call("hopper", 64, "scattered blocks, odd length, deterministic"),
-        call("hopper", 64, "split rows, tall rows, sink, maxima", backward=False),
-        call("hopper", 32, "blocks of 16, sloped rule"),
-        call("triton", 32, "causal"),
-        call("triton", 32, "blocks of 16, mixed rule"),
-        call("decode", 32, "global, pages of 16, 16 queries"),
-        call("picks", 32, "picks"),
-        call("picks", 32, "of each head"),
-    ]

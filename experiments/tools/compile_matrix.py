@@ -60,7 +60,9 @@ def main() -> None:
     for name, table in tables(rows).items():
         print(f"{name}\n\n{table}\n")
     beyond = [
-        f"Triton {row.triton}, {name_of(row)}: {fault}" for row in rows for fault in faults(row)
+        f"Triton {r.triton}, {r.target} {r.backend} {r.kernel}: {r.label}: {fault}"
+        for r in rows
+        for fault in faults(r)
     ]
     print("\n".join(beyond))
     sys.exit(bool(beyond))
@@ -163,10 +165,6 @@ def _worst(rows: Any) -> str:
     serialized, failed = int((rows.serialized == True).sum()), int((rows.status != OK).sum())  # noqa: E712
     notes = f", {serialized} serialised" if serialized else ""
     return f"{registers} / {spilled}{notes}" + (f", {failed} failed" if failed else "")
-
-
-def name_of(row: Found) -> str:
-    return f"{row.target} {row.backend} {row.kernel}: {row.label}"
 
 
 if __name__ == "__main__":
