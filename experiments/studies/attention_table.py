@@ -38,7 +38,7 @@ class Options(runner.Options):
     methods: list[str] = field(default_factory=list)  # of METHODS; none: all that the device has
     lengths: list[int] = both([2**i for i in range(7, 21)], [2**i for i in range(7, 12)])
     peers_to: int = 65536  # tokens up to which others than flash and sparse are measured
-    variants: list[str] = both([*VARIANTS], ["plain", "both"])  # plain, dropout, padding, both
+    variants: list[str] = both([*VARIANTS], ["plain"])  # plain, dropout, padding, both
     dropout: float = 0.1  # of the probabilities, in the variants with dropout
     batch: int = both(16, 1)  # above 65,536 tokens less
     heads: int = both(8, 2)
