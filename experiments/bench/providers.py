@@ -83,14 +83,16 @@ class Flex(Provider):
 
     Partial blocks look up their bit tile, but for those of `causal`, which have their formula.
     autotuned: torch times several kernels for the shape while compiling, and takes the fastest.
+    flash: the kernels of FlashAttention-4 in place of those in Triton.
     """
 
     autotuned: bool = False
+    flash: bool = False
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
         if device.type == "cpu" and direction == "backward":
             return "FlexAttention has no backward on a CPU"
-        return None
+        return PROVIDERS["fa4"].unsupported(case, device, direction) if self.flash else None
 
     def prepare(self, case: Case, device: torch.device, **more: Any) -> Attention:
         """`Provider.prepare`; more: arguments of `flex_attention`, such as score_mod."""
@@ -108,6 +110,8 @@ class Flex(Provider):
             elif case.causal:
                 block_mask.mask_mod = lambda b, h, q, k: q >= k
         options: Any = {"block_mask": block_mask, "enable_gqa": case.heads != case.kv_heads}
+        if self.flash:
+            options["kernel_options"] = {"BACKEND": "FLASH"}
 
         def attend(*qkv: Any) -> Any:
             if device.type == "cpu":  # it refuses inputs that need gradients, under no_grad as well
@@ -141,6 +145,7 @@ PROVIDERS: dict[str, Provider] = {
     "sdpa": Sdpa("PyTorch SDPA", Style(PINK, "D", "-.")),
     "flex": Flex("FlexAttention", Style(GREEN, "^", "--")),
     "flex_autotuned": Flex("FlexAttention, autotuned", Style(GREEN, "*", "-."), True),
+    "flex_flash": Flex("FlexAttention, flash", Style(GREEN, "v", ":"), flash=True),
 }
 
 

@@ -31,7 +31,7 @@ from sparseflash import score_rules
 KEY = "rule provider direction batch heads n_q head_dim dtype block_q round".split()
 NONE, SINK, MAX = "none", "sink", "max"
 RULES = (NONE, SINK, MAX, "softcap", "alibi", "relative", "t5", "swin", "pair")
-OWN, PEERS = ("hopper", "triton", "cpu"), ("flex", "fa4", "sdpa")
+OWN, PEERS = ("hopper", "triton", "cpu"), ("flex", "flex_flash", "fa4", "sdpa")
 DIRECTIONS = ("forward", "backward", "backward, tables")  # the last with their gradients
 RADIUS = 128  # longest distance with an entry of its own
 # The cost over none that is allowed forward and backward; of others .15 and .3.
@@ -41,7 +41,7 @@ BARS = dict.fromkeys((SINK, MAX), (0.05, 0.05)) | dict.fromkeys(("relative", "t5
 @dataclass(kw_only=True)
 class Options(runner.Options):
     rules: list[str] = field(default_factory=lambda: [*RULES])
-    providers: list[str] = both(["hopper", "triton", "flex", "fa4", "sdpa"], ["cpu", "sdpa"])
+    providers: list[str] = both([*OWN[:2], *PEERS], ["cpu", "sdpa"])
     lengths: list[int] = both([2**i for i in range(10, 15)], [256])
     densities: list[float] = field(default_factory=lambda: [1.0, 0.25, 0.06])  # 1: no mask
     heads: int = both(8, 2)
