@@ -147,3 +147,9 @@ def test_published_weights(capsys, tmp_path):
     splits = dict.fromkeys(SPLITS, Split(blank, np.zeros(1, np.int64)))
     task = Task("pathfinder256", "generated", 2, 256, splits, (256, 256))
     assert load_model(folder, read_settings(folder, Settings), task)[1] > 0
+
+
+def test_a_folder_that_cannot_be_evaluated(capsys, tmp_path):
+    for folder, words in ((str(tmp_path), r"no run\.json there"), (None, "run=FOLDER is missing")):
+        with pytest.raises(ValueError, match=words):
+            run(capsys, run=folder)
