@@ -277,6 +277,8 @@ def test_a_cost_is_over_no_rule_in_the_same_round():
     rows = [row | {"rule": r, "round": n, "ms_median": x} for (r, n), x in ms.items()]
     # the medians of 1 and 7, of +200 and -28.6 %
     assert "| 4.000 | +85.7 ! |" in score.tables(frame(rows))["terms"]
+    again = [{**rows[0], "ms_median": 9.0}, *rows]  # measured again in a round: the last counts
+    assert "| +85.7 ! |" in score.tables(frame(again))["terms"]
     failed = row | {"rule": "pair", "provider": "flex", "round": 1, "status": "failed: no compiler"}
     assert "no compiler" in score.tables(frame([*rows, failed]))["without"]
 
