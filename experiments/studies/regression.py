@@ -1,7 +1,7 @@
 """Speed of a few cells beside their peers, and what fell since rows of an earlier run.
 
     python -m experiments.study name=regression                # rows to compare with later
-    python -m experiments.study name=regression against=docs/results/h200/regression.jsonl.gz
+    python -m experiments.study name=regression against=EARLIER.jsonl.gz
 
 Cells are lines of conf/regression.yaml: a case of another study, which makes its inputs, gates and
 times it. Each run measures all of them, as only times of one process are comparable. A cell is

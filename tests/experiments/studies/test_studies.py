@@ -39,7 +39,7 @@ from tests.experiments.studies.conftest import ok
 CPU = torch.device("cpu")
 SMALL = {  # options, the number of rows, and of those that say why there is no time
     "accuracy": ("lengths=[64] head_dims=[16] dtypes=[float32]", 4, 0),
-    "attention_table": ("lengths=[64] heads=1 head_dim=16 methods=[standard,flash]", 12, 0),
+    "attention_table": ("lengths=[64] heads=1 head_dim=16 methods=[standard,flash]", 6, 0),
     "decode": ("lengths=[128] heads=4 kv_heads=2 head_dim=32 chosen=64 rounds=2", 36, 0),
     "io": ("heads=2 n=128 head_dim=16 sparse_n=128 densities=[0.5] methods=[standard,flash]", 4, 0),
     "linear": ("sizes=['32:64'] tokens=[40] blocks=[16] what=[up,mlp] densities=[0.5]", 20, 6),
