@@ -171,7 +171,7 @@ def tables(frame: Any) -> dict[str, str]:
     ms, providers across; and why others have none.
     """
     frame = frame.rename(columns={"term": "rule", "n": "n_q"})  # of sinks and maxima before rules
-    rows = last_versions(frame[frame.status == OK], KEY)
+    rows: Any = last_versions(frame[frame.status == OK], KEY)
     call = "provider mask n_q head_dim direction".split()
     same = [*call, "device", "round"]
     plain = rows.assign(direction=rows.direction.str.split(",").str[0])
