@@ -154,7 +154,9 @@ def tables(rows: Any) -> dict[str, str]:
     Each cell: most registers of a thread / most spilled bytes of a variant (stores and loads);
     n serialised: variants whose wgmma wait for one another.
     """
-    every = frame(rows).sort_values(["target", "backend", "triton"], kind="stable")
+    lacks = {"registers": 0, "spilled_bytes": 0, "serialized": False}  # where none compiled
+    every = frame([lacks | row for row in rows])
+    every = every.sort_values(["target", "backend", "triton"], kind="stable")
     kind = every.label.str.contains("float32").map({True: "float32", False: "16 bits"})
     table = pivot(every.assign(kind=kind), ["target", "backend", "kind"], "triton", _worst)
     return {"gpus": markdown(table, left=(0, 1, 2))}

@@ -95,6 +95,8 @@ def test_faults():
 def test_a_table_names_the_worst_variant():
     worse = Found(ROW | {"variant": "a2", "registers": 240, "spilled_bytes": 16})
     assert "| 240 / 16 |" in matrix.tables([ROW, worse])["gpus"]
+    known = {name: ROW[name] for name in ("target", "backend", "label", "triton")}
+    assert "1 failed" in matrix.tables([Found(known, status="failed: by the compiler")])["gpus"]
 
 
 def test_barriers_that_no_warps_use_are_found():
