@@ -44,7 +44,7 @@ def widest(name):
 
 
 def check_random(seed):
-    """Check a call. Eight seeds in a row share kernels, which take longer to compile than to run."""
+    """Check a call. Eight seeds in a row share kernels, which compile for longer than they run."""
     kind, rng = random.Random(-1 - seed // 8), random.Random(seed)
     dtypes = (torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)[2 * (DEVICE == "cpu") :]
     name, dtype = kind.choice(list(CASES)), kind.choice(dtypes)
