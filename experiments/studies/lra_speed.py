@@ -53,8 +53,8 @@ class Options(runner.Options):
     masks: list[str | None] = field(default_factory=lambda: [None])  # of sparse; null: the default
     lengths: list[int] = both([2**i for i in range(10, 17)], [256, 512, 1024])  # same model
     tokens: int = both(131072, 2048)  # of a batch in the sweep, whatever the length
-    options: list[str] = field(default_factory=list)  # of experiments.train, the same for all
-    seconds: float = both(0.3, 1.0)
+    options: list[str] = both([], ["batch=4"])  # of experiments.train, the same for all
+    seconds: float = 0.3
 
 
 @dataclass(frozen=True)
