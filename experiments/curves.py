@@ -3,9 +3,10 @@
     python -m experiments.curves
     python -m experiments.curves 'runs=[runs/train/listops,runs/train/text]' out=docs/figures/lra
 
-Each task has accuracy and loss by step and by time, one line a run. A last figure has test
-accuracy against training speed-up. Runs that share a GPU take longer than alone: there speed=FILE
-takes the times of steps that the study lra_speed measured.
+Each task has accuracy and loss by step and by time, one line a run; where some runs have a name=,
+each name has a figure of its own. A last figure has test accuracy against training speed-up. Runs
+that share a GPU take longer than alone: there speed=FILE takes the times of steps that the study
+lra_speed measured.
 """
 
 from dataclasses import dataclass

@@ -117,9 +117,15 @@ def draw_all(runs: Sequence[Run], out: str | Path, steps: Steps | None = None) -
             for column, head in zip(columns, heads(columns), strict=True):
                 rows = sorted_rows(row for row, at in cells if at == column)
                 found = {row: cells[row, column] for row in rows}
-                title = head + ", pretraining" * pretraining
-                if any(run.lines for cell in found.values() for run in cell.runs):
-                    figures |= _curves(title, found)
+                # beside usual runs those with a name=, of other steps say, have their own figure
+                names = {row: cell.runs[0].settings.get("name") for row, cell in found.items()}
+                if None not in names.values():
+                    names = dict.fromkeys(names)
+                for name in dict.fromkeys(names.values()):
+                    own = {row: cell for row, cell in found.items() if names[row] == name}
+                    words = head, "pretraining" * pretraining, name
+                    if any(run.lines for cell in own.values() for run in cell.runs):
+                        figures |= _curves(", ".join(filter(None, words)), own)
         cells, _ = make_cells(runs, steps)
         placed = sorted_columns(column for row, column in cells if _point(cells, row, column))
         if placed:
