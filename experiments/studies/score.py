@@ -115,7 +115,9 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
     def gated(rule: str) -> Gate:
         _, formula, shape = rule_of(rule, case)
         dtype = DTYPES[case.dtype] if rule == "pair" else torch.float32
-        tables = (torch.rand(shape, device=device, dtype=dtype), places) if shape else ()
+        # slopes are small: the rounding of outputs enters their gradients times the distances
+        largest = 16 / case.n_k if rule == "alibi" else 1.0
+        tables = (torch.rand(shape, device=device, dtype=dtype) * largest, places) if shape else ()
         return Gate(case, *qkv, rule=partial(formula, torch), tables=tables, sink=rule == SINK)
 
     @cache

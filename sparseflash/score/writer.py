@@ -242,7 +242,10 @@ class Writer:
         write = Writer(score, prefix=f"{add}_near")
         value = write(node)
         far = Writer(score, prefix=f"{add}_far", of_band=True, distance="first")
-        entry = far.line(self._near(node, low, "")) if score.gluon else far(distance_form(node))
+        if score.gluon:  # of the first pair: pairs beyond the end may have other entries
+            entry = far.line(self._near(node, f"{low} + M - 1", ""))
+        else:
+            entry = far(distance_form(node))
         near = [*write.lines, f"x = x {op} {value}"]
         if score.gluon:  # a tile of several blocks has no such distances
             self.lines += ["if first[4] is None:", *_indented([*near, f"{add} = 0.0"])]

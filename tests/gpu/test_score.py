@@ -130,6 +130,15 @@ def test_far_pairs_take_one_entry(backend, fixed):
         assert (x - y).norm() <= LIMITS[dtype] * y.norm()
 
 
+@pytest.mark.parametrize("n, mask", [(1, masks.causal()), (40, None), (140, None)])
+def test_an_entry_of_all_pairs_is_not_that_of_pairs_beyond_the_end(n, mask, backend):
+    steps = CASES["relative"]._replace(fn=lambda s, h, q, k, bias: s + bias[h, (k - q) // 70 + 5])
+    check_case(
+        steps, (1, 2, n, n), mask, dtype=torch.float16, limit=LIMITS[torch.float16],
+        backends=[backend], device=DEVICE, head_dim=64,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_have_the_same_bits(name, backend):
     def run():
