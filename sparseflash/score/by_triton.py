@@ -167,7 +167,7 @@ class KernelScore:
         return function_of(write, _SLOPE_ARGS, f"{result}, ({listed(sums)})")
 
     def _values(self, parameters: str, nodes: Iterable[Expression]) -> Any:
-        write = Writer(self, of_band=True, once=False)
+        write = Writer(self, distance="d", once=False)
         return function_of(write, parameters, f"({listed([*map(write, nodes)])})")
 
     def _after(self) -> "Writer":

@@ -209,20 +209,13 @@ class Table:
                 raise ValueError(f"index {i} of {self.name} is no integer; write np.floor(...)")
         return node_of("load", self.kind.of_entries, args, self.number)
 
-    def use(self, *_: Any) -> Any:
-        raise ValueError(
-            f"{self.name} has {self.kind.ndim} dimensions and is used as one number: index it, as"
-            f" in {self.name}[h]"
-        )
-
-    __array_ufunc__ = __array_function__ = __torch_function__ = use
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = use
-    __truediv__ = __rtruediv__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = use
+    def __torch_function__(self, *_: Any) -> Any:  # expressions take it for a tensor
+        return self[()]
 
 
-def _of_closure(tensor: Any, index: Any) -> Any:
+def _of_closure(tensor: Any, index: Any) -> Expression:
     if isinstance(tensor, Table):
-        tensor.use()
+        return tensor[index]
     raise ValueError("it reads a tensor of its closure; make it an argument of the function")
 
 

@@ -118,14 +118,14 @@ class Rule:
             made.append(Expression(op, kind, tuple(made[i] for i in args), data))
         self.logits = made[-1]
         self.symbols = {node.op for node in made if node.op in SYMBOLS}
+        self.loads = [node for node in made if node.op == "load"]
 
     @cached_property
     def bare(self) -> tuple[tuple[int, int, int], ...]:
         """(table, dimension, place in "bhqk") of the symbols that are an index."""
         found = [
             (node.data, dim, "bhqk".index(name))
-            for node in walk(self.logits)
-            if node.op == "load"
+            for node in self.loads
             for dim, index in enumerate(node.args)
             if (name := bare(index)) is not None and name in "bhqk"
         ]
@@ -134,8 +134,7 @@ class Rule:
     @cached_property
     def paired(self) -> bool:
         """Whether a table is read by key or by pair."""
-        loads = (node for node in walk(self.logits) if node.op == "load")
-        return any(reach(node.args) in ("k", "qk") for node in loads)
+        return any(reach(node.args) in ("k", "qk") for node in self.loads)
 
     @cached_property
     def singular(self) -> bool:

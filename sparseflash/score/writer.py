@@ -133,17 +133,6 @@ def is_tile(node: Expression) -> bool:
     return "s" in found or "g" in found or ("q" in found and "k" in found)
 
 
-def _nonnegative(x: Expression) -> bool:
-    """Whether an integer is surely no less than 0."""
-    if x.op in (*SYMBOLS, "absolute"):
-        return True
-    if x.op == "sum":
-        return min((x.data[0], *x.data[1])) >= 0 and all(map(_nonnegative, x.args))
-    if x.op in ("floor_divide", "remainder"):
-        return (constant(x.args[1]) or 0) > 0 and (x.op == "remainder" or _nonnegative(x.args[0]))
-    return False
-
-
 def listed(names: Any) -> str:
     return "".join(f"{name}, " for name in names)
 
@@ -152,17 +141,17 @@ class Writer:
     """The lines of a function, one for each node.
 
     score: the KernelScore that the lines are for.
-    of_band: of a band of distances in place of a tile. once: whether the function gets `numbers`.
+    distance: name of the distances of a band, in place of a tile. once: whether the function gets
+    `numbers`.
     """
 
     def __init__(
         self, score: Any, lines: list[str] | None = None, *, prefix: str = "x",
-        known: dict[Expression, str] | None = None, of_band: bool = False, once: bool = True,
-        distance: str = "d",
+        known: dict[Expression, str] | None = None, distance: str = "", once: bool = True,
     ):  # fmt: skip
         self.score, self.known, self.reals = score, {} if known is None else known, {}
         self.lines, self.prefix = [] if lines is None else lines, prefix
-        self.of_band, self.once, self.distance = of_band, once, distance
+        self.distance, self.once = distance, once
 
     def __call__(self, node: Expression) -> str:
         if node not in self.known:
@@ -176,7 +165,7 @@ class Writer:
         if self._by_distance(node):
             if self.score.gluon:
                 return self.line(self._near(node, "first[2]", " + first[3]"))
-            band = Writer(self.score, self.lines, prefix=self.prefix, of_band=True)
+            band = Writer(self.score, self.lines, prefix=self.prefix, distance="d")
             return self.line(f"spread({band(distance_form(node))}, M, N, T)")
         if node.op == "s":
             return self.line("raw * scale")
@@ -241,7 +230,7 @@ class Writer:
         node = multiply(node, _INVERSE) if score.scaled else node
         write = Writer(score, prefix=f"{add}_near")
         value = write(node)
-        far = Writer(score, prefix=f"{add}_far", of_band=True, distance="first")
+        far = Writer(score, prefix=f"{add}_far", distance="first")
         if score.gluon:  # of the first pair: pairs beyond the end may have other entries
             entry = far.line(self._near(node, f"{low} + M - 1", ""))
         else:
@@ -287,7 +276,7 @@ class Writer:
 
     def _by_distance(self, node: Expression) -> bool:
         """Whether a tile is looked up by distance alone: once for each, and then spread."""
-        if self.of_band or self.score.pairs or node.kind != REAL or symbols(node) & {"s", "g"}:
+        if self.distance or self.score.pairs or node.kind != REAL or symbols(node) & {"s", "g"}:
             return False
         loads = (part for part in walk(node) if part.op == "load")
         return reach((node,)) == "d" and any(reach(part.args) == "d" for part in loads)
@@ -308,7 +297,7 @@ class Writer:
             self.lines.append(f"tl.store({buffer} + {at}, {value}, mask=g != 0.0)")
             return
         if read.reach == "d":
-            band = Writer(self.score, self.lines, of_band=True)
+            band = Writer(self.score, self.lines, distance="d")
             at = band.place(read.table, tuple(map(distance_form, read.index)))
             value = self.line(f"sums_by_distance({value}, M, N)")
         else:
@@ -358,7 +347,8 @@ class Writer:
                 return " * ".join([*found, repr(factor)] if factor != 1 or not parts else found)
         names = [*map(self.number if node.kind == REAL else self, args)]
         if node.op in ("floor_divide", "remainder"):
-            if _nonnegative(args[0]) and (constant(args[1]) or 0) > 0:
+            alone = args[0].args[0].op if args[0].data == (0, (1,)) else ""
+            if alone in (*SYMBOLS, "absolute") and (constant(args[1]) or 0) > 0:  # not negative
                 return f"{names[0]} {'//' if node.op == 'floor_divide' else '%'} {names[1]}"
         if node.op == "divide" and not symbols(args[1]) & {"s", "q", "k", "d"}:  # by one number
             return f"{names[0]} * (1.0 / {names[1]})"
@@ -377,7 +367,7 @@ class Writer:
         self.known[node] = "t"
 
     def _tanh(self, node: Expression, amplitude: float = 1.0) -> str:
-        fast = "FAST" if is_tile(node) and not self.of_band else "False"
+        fast = "FAST" if is_tile(node) and not self.distance else "False"
         factor, parts = factors(node.args[0])
         if len(parts) != 1 or parts[0].op != "s" or factor < 0:
             return f"capped({self(node.args[0])}, 1.0, {amplitude}, {fast})"
