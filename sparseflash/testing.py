@@ -1,6 +1,7 @@
 """Inputs, the float64 oracle and the tolerance rule, shared by the tests and the benchmarks."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,9 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparseflash.dropout import keep_scale
-from sparseflash.score.by_torch import Scored
-from sparseflash.score.function import Bound, Score, bound
-from sparseflash.score.rule import rule_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -56,13 +54,13 @@ def oracle(
     keep: Tensor | None = None,
     dropout_p: float = 0.0,
     sink: Tensor | None = None,
-    score: Score | Bound | None = None,
+    score: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention in float64 by plain torch operations, differentiable by autograd.
 
     dense_mask: bool, broadcastable to (B, Hq, N_q, N_k), True where a query may attend to a key.
     keep: bool of that shape, the probabilities that dropout leaves, scaled up for dropout_p.
-    sink, score: as in `attention`.
+    sink: as in `attention`. score: a function of all scores (B, Hq, N_q, N_k), before the mask.
     Returns out (B, Hq, N_q, D_v) and the natural-log lse (B, Hq, N_q) of the softmax before
     dropout.
     A query with nothing to attend to has out 0, lse -inf and gradients 0.
@@ -88,20 +86,12 @@ def logits(
     k: Tensor,
     dense_mask: Tensor | None = None,
     scale: float | None = None,
-    score: Score | Bound | None = None,
+    score: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return the logits (B, Hq, N_q, N_k) of `oracle` without a sink, -inf where masked."""
     q, k = q.double(), k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if score is not None:
-        score, shape = bound(score), scores.shape
-        b, h, i, j = (
-            torch.arange(n, device=q.device).view(-1, *[1] * (3 - dim))
-            for dim, n in enumerate(shape)
-        )
-        tables = tuple(t.double() if t.is_floating_point() else t for t in score.tables)
-        rule = rule_of(score.key())
-        scores = Scored(rule, tables, scores, shape[2], shape[3], b=b, h=h, q=i, k=j).logits()
+    scores = scores if score is None else score(scores)
     return scores if dense_mask is None else scores.masked_fill(~dense_mask, -math.inf)
 
 

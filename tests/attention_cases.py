@@ -55,6 +55,9 @@ class Case:
     def score(self) -> sparseflash.Score | None:
         return sparseflash.score_rules.softcap(self.softcap) if self.softcap else None
 
+    def capped(self, scores: Tensor) -> Tensor:
+        return self.softcap * (scores / self.softcap).tanh() if self.softcap else scores
+
 
 def random_array(rng: random.Random, shape: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
     """Bool array whose blocks are empty, full or random, with an empty row and an empty column."""
@@ -128,14 +131,12 @@ def skip_what_is_refused(case: Case, backend: str, refused: str | None) -> None:
 
 def plain(
     q, k, v, mask: Tensor | None, scale: float, keep: Tensor | None, dropout_p: float,
-    sink: Tensor | None = None, softcap: float = 0.0,
+    sink: Tensor | None, score: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention by eager torch in the dtype of q: what a low-precision result is compared to."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = (q @ k.transpose(-1, -2)) * scale
-    if softcap:
-        scores = softcap * (scores / softcap).tanh()
+    scores = score((q @ k.transpose(-1, -2)) * scale)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
         empty = ~mask.any(-1, keepdim=True)
@@ -215,7 +216,7 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
     with few numbers in them one error can be the larger by chance.
     """
     qkv, dout, dlse = draw(case, device)
-    sink, score = draw_sink(case, device), case.score
+    sink = draw_sink(case, device)
     learned = [] if sink is None else [sink]
     blocks, dense = build(case, device)
     problem = problem_of(*qkv, blocks, dropout_p=case.dropout_p, deterministic=case.deterministic)
@@ -240,15 +241,10 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
         out, lse, *maxima = function(*inputs[:3], own)
         return out, lse, *gradients(out, lse, dout, dlse, inputs), *maxima
 
-    expected = run(
-        lambda *given: oracle(*given[:3], dense, scale, keep, case.dropout_p, given[3], score),
-        [t.double() for t in qkv],
-    )
-    same = run(
-        lambda *given: plain(
-            *given[:3], dense, scale, keep, case.dropout_p, given[3], case.softcap
-        ),
-        qkv,
+    what = dense, scale, keep, case.dropout_p
+    expected, same = (
+        run(lambda *given, f=f: f(*given[:3], *what, given[3], case.capped), inputs)
+        for f, inputs in ((oracle, [t.double() for t in qkv]), (plain, qkv))
     )
     options = {
         "scale": scale,
@@ -258,16 +254,14 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
         "return_lse": True,
         "return_max_scores": case.max_scores,
         "deterministic": case.deterministic,
+        "score": case.score,
     }
     actual = run(
-        lambda *given: sparseflash.attention(
-            *given[:3], blocks, sink=given[3], score=score, **options
-        ),
-        qkv,
+        lambda *given: sparseflash.attention(*given[:3], blocks, sink=given[3], **options), qkv
     )
     if case.max_scores:
         *actual, maxima = actual
-        check_maxima(maxima, qkv, dense, scale, score)
+        check_maxima(maxima, qkv, dense, scale, case.capped)
     # at most one key for every query
     lone = case.n_k == 1 or (dense is not None and bool((dense.sum(-1) <= 1).all()))
     for name, got, want, plain_result in zip(

@@ -15,7 +15,7 @@ import torch
 import masks
 import sparseflash
 from sparseflash.testing import make_qkv
-from tests.gpu_calls import GPU, HOPPER, IS_HOPPER, captured
+from tests.gpu_calls import GPU, IS_HOPPER, captured
 from tests.sparseflash.score.cases import CASES, results
 from tests.sparseflash.score.cases import check as check_case
 
@@ -79,28 +79,19 @@ def test_each_rule(name):
         check(name, (2, 2, 130, 140), None, dtype, head_dim=128, seed=8)
 
 
+@pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("name", CASES)
-class TestHopper:
-    """Each rule on tiles of every kind: dense, causal, gathered, split; with what calls may add."""
+def test_each_rule_on_hopper(name):
+    """Dense, causal, gathered and partial tiles; with what calls may add."""
 
-    pytestmark = HOPPER
-    options = {"backends": ("hopper",)}  # noqa: RUF012
+    def run(sizes, mask, dtype, head_dim=64, **options):
+        width = min(head_dim, widest(name))
+        check(name, sizes, mask, dtype, backends=("hopper",), head_dim=width, **options)
 
-    def test_dense(self, name):
-        more = {"head_dim": widest(name)} | self.options
-        check(name, (2, 2, 300, 380), None, torch.float16, **more)
-
-    def test_causal(self, name):
-        check(name, (1, 4, 600, 600), MASKS[1], torch.bfloat16, kv_heads=2, **self.options)
-
-    def test_gathered(self, name):
-        more = {"kv_heads": 2, "deterministic": True, "head_dim": min(96, widest(name))}
-        more |= self.options
-        check(name, (1, 4, 300, 300), MASKS[4], torch.bfloat16, **more)
-
-    def test_partial(self, name):
-        more = {"sink": True, "dropout_p": 0.2, "seed": 5} | self.options
-        check(name, (1, 2, 270, 270), MASKS[3], torch.float16, **more)
+    run((2, 2, 300, 380), None, torch.float16, 128)
+    run((1, 4, 600, 600), MASKS[1], torch.bfloat16, kv_heads=2)
+    run((1, 4, 300, 300), MASKS[4], torch.bfloat16, 96, kv_heads=2, deterministic=True)
+    run((1, 2, 270, 270), MASKS[3], torch.float16, sink=True, dropout_p=0.2, seed=5)
 
 
 @pytest.mark.parametrize("name", ["softcap", "alibi", "pair"])

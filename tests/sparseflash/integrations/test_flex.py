@@ -6,6 +6,7 @@ from torch.nn.attention import flex_attention as theirs
 
 import masks
 from sparseflash.integrations import flex
+from sparseflash.testing import logits, oracle
 
 N = 200
 DOCUMENTS = torch.arange(N) // 70
@@ -26,12 +27,7 @@ def inputs(heads=4, keys=N):
 
 def dense(q, k, v, pairs, scale=None):
     """Output, LSE and row maxima in float64."""
-    q, k, v = (t.double() for t in (q, k, v))
-    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = scores.masked_fill(~pairs, -torch.inf)
-    p = scores.softmax(-1).masked_fill(~pairs, 0.0)
-    return p @ v, scores.logsumexp(-1), scores.amax(-1)
+    return *oracle(q, k, v, pairs, scale), logits(q, k, pairs, scale).amax(-1)
 
 
 def block_mask(name, keys=N, **options):

@@ -1,6 +1,5 @@
 """Score functions, written so that tensors run through them as well as symbols, and an oracle."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,8 +7,8 @@ import torch
 from torch import Tensor
 
 import sparseflash
-from sparseflash.dropout import keep_mask, keep_scale
-from sparseflash.testing import make_qkv
+from sparseflash.dropout import keep_mask
+from sparseflash.testing import logits, make_qkv, oracle
 
 W = 4  # of a window of 2-D positions
 
@@ -94,43 +93,23 @@ def tables_of(case: Case, sizes: tuple[int, int, int, int], dtype=torch.float64,
     return made
 
 
-def numbers(shape: tuple[int, ...], wanted: tuple[str, ...]) -> dict[str, Tensor]:
-    """b, h, q and k of scores of this shape."""
-    axes = {name: torch.arange(n).view(-1, *[1] * (3 - i)) for i, (name, n) in
-            enumerate(zip("bhqk", shape, strict=True))}  # fmt: skip
-    return {name: axes[name] for name in wanted if name in axes}
+def on_tensors(
+    fn: Callable[..., Tensor], places: list[str], tables: dict[str, Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """Return the function of all scores at once, in float64."""
 
+    def logits_of(s: Tensor) -> Tensor:
+        given = {name: t.double() if t.is_floating_point() else t for name, t in tables.items()}
+        for dim, name in enumerate("bhqk"):
+            if name in places:
+                given[name] = torch.arange(s.shape[dim]).view(-1, *[1] * (3 - dim))
+        torch.set_default_dtype(torch.float64)  # of integers beside reals
+        try:
+            return fn(s=s, **given)
+        finally:
+            torch.set_default_dtype(torch.float32)
 
-def oracle(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, fn: Callable[..., Any],
-    names: tuple[str, ...], tables: dict[str, Tensor], sink: Tensor | None = None,
-    dropout_p: float = 0.0, seed: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return out, LSE and maxima in float64 by autograd, on all scores at once."""
-    group = q.shape[1] // k.shape[1]
-    q, k, v = q.double(), *(t.double().repeat_interleave(group, 1) for t in (k, v))
-    s = q @ k.mT * q.shape[-1] ** -0.5
-    tables = {name: t.double() if t.is_floating_point() else t for name, t in tables.items()}
-    torch.set_default_dtype(torch.float64)  # of integers beside reals
-    try:
-        x = fn(s=s, **numbers(s.shape, names), **tables)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    if allowed is not None:
-        x = x.masked_fill(~allowed, -math.inf)
-    largest = x.amax(-1)
-    if sink is not None:
-        x = torch.cat([x, sink.double()[:, None, None].expand(*x.shape[:3], 1)], -1)
-        v = torch.nn.functional.pad(v, (0, 0, 0, 1))
-    empty = (x == -math.inf).all(-1, keepdim=True)
-    lse = x.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
-    p = (x - lse).exp()
-    if dropout_p:
-        keep = keep_mask(torch.tensor([seed]), *s.shape, dropout_p)
-        if sink is not None:
-            keep = torch.nn.functional.pad(keep, (0, 1), value=True)
-        p = p * keep * keep_scale(dropout_p)
-    return p @ v, lse.masked_fill(empty, -math.inf).squeeze(-1), largest
+    return logits_of
 
 
 def results(
@@ -161,11 +140,15 @@ def results(
         for backend in backends
     ]
     copies = [None if t is None else t.detach().cpu().requires_grad_() for t in (q, k, v, sinks)]
-    allowed = None if mask is None else mask.build(n, m, 16, heads=h, batch=b).to_dense()
-    exact = oracle(
-        *copies[:3], None if allowed is None else torch.from_numpy(allowed), case.fn,
-        (*score.places, *score.names), given, copies[3], options.get("dropout_p", 0.0), seed,
-    )[: len(found[0])]  # fmt: skip
+    allowed, keep, p = None, None, options.get("dropout_p", 0.0)
+    if mask is not None:
+        allowed = torch.from_numpy(mask.build(n, m, 16, heads=h, batch=b).to_dense())
+    if p:
+        keep = keep_mask(torch.tensor([seed]), b, h, n, m, p)
+    of_scores = on_tensors(case.fn, score.places, given)
+    exact = list(oracle(*copies[:3], allowed, None, keep, p, copies[3], of_scores))
+    if options.get("return_max_scores"):
+        exact.append(logits(*copies[:2], allowed, None, of_scores).amax(-1))
     inputs, of_oracle = (
         [t for t in tensors if t is not None and t.requires_grad]
         for tensors in ((q, k, v, sinks, *moved.values()), (*copies, *given.values()))

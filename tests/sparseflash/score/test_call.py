@@ -48,13 +48,14 @@ def test_gradients_are_those_of_finite_differences(backend):
     assert torch.autograd.gradcheck(attend, (q, k, v, bias))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
 @pytest.mark.parametrize("hidden", ["entries", "a row", "all"])
 def test_logits_of_minus_infinity(hidden, backend):
     """They hide a pair like a mask: no output of a row without others, and finite gradients."""
-    q, k, v = small()
-    given = torch.randn(40, 40, dtype=torch.float64)
-    off = {"entries": given > 0.5, "a row": torch.arange(40)[:, None] == 3}.get(hidden)
+    dtype, limit = (torch.float32, 1e-6) if backend == "triton" else (torch.float64, 1e-12)
+    q, k, v = small(70, 70, dtype=dtype)
+    given = torch.randn(70, 70, dtype=dtype)
+    off = {"entries": given > 0.5, "a row": torch.arange(70)[:, None] == 3}.get(hidden)
     given = given.masked_fill(torch.ones_like(given, dtype=torch.bool) if off is None else off,
                               -math.inf).requires_grad_()  # fmt: skip
     rule = sparseflash.score(lambda s, q, k, bias: s * np.exp(bias[q, k]) + bias[q, k])
@@ -71,7 +72,7 @@ def test_logits_of_minus_infinity(hidden, backend):
         q, k, v, allowed.numpy(), backend="reference",
         score=rule(bias=given.detach().masked_fill(~allowed, 0.0)),
     )  # fmt: skip
-    assert relative_error(out, wanted) < 1e-12
+    assert relative_error(out, wanted) < limit
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -103,38 +104,22 @@ def test_nan_in_a_table_shows_where_it_is_read(backend):
     assert out[:, 0].isfinite().all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_index_outside_takes_the_nearest_entry(backend):
-    q, k, v = small()
-    bias = torch.randn(2, 11, dtype=torch.float64, requires_grad=True)
-    rule = sparseflash.score(lambda s, h, q, k, bias: s + bias[h, k - q + 5])
-    clipped = sparseflash.score(lambda s, h, q, k, bias: s + bias[h, np.clip(k - q + 5, 0, 10)])
-    found, wanted = (
-        torch.autograd.grad(
-            sparseflash.attention(q, k, v, score=x(bias=bias), backend=backend).square().sum(), bias
-        )[0]
-        for x in (rule, clipped)
-    )
-    assert torch.equal(found, wanted)
-
-
 @pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
-def test_an_infinite_index_takes_the_nearest_entry(backend):
+def test_an_index_outside_takes_the_nearest_entry(backend):
+    """Also an infinite one."""
     q, k, v = (x.detach().float() for x in small())
     bias = torch.randn(2, 7, requires_grad=True)
-    rule = sparseflash.score(lambda s, h, q, k, t: s + t[h, np.floor(5.5 / abs(q - k))])
-    plain = sparseflash.score(
-        lambda s, h, q, k, t: (
-            s + t[h, np.where(q == k, 6, np.floor(5.5 / np.maximum(1, abs(q - k))))]
-        )
-    )
-    found, wanted = (
-        torch.autograd.grad(
-            sparseflash.attention(q, k, v, score=x(t=bias), backend=backend).square().sum(), bias
-        )[0]
-        for x in (rule, plain)
-    )
-    assert_near(found, wanted, 1e-6)
+    for index, within in (
+        (lambda q, k: k - q + 3, lambda q, k: np.clip(k - q + 3, 0, 6)),
+        (lambda q, k: np.floor(5.5 / abs(q - k)),
+         lambda q, k: np.where(q == k, 6, np.floor(5.5 / np.maximum(1, abs(q - k))))),
+    ):  # fmt: skip
+        found = []
+        for at in (index, within):
+            rule = sparseflash.score(lambda s, h, q, k, t, at=at: s + t[h, at(q, k)])
+            out = sparseflash.attention(q, k, v, score=rule(t=bias), backend=backend)
+            found += torch.autograd.grad(out.square().sum(), bias)
+        assert_near(*found, 1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -313,7 +298,7 @@ def test_entries_pass_the_score_on():
 
 
 T = torch.zeros(2, 80)
-DEFINITIONS = {
+REFUSED = {
     "no argument s": lambda q, k: q - k,
     "argument": lambda s, *tables: s,
     "truth values": lambda s, q, k: q > k,
@@ -328,28 +313,19 @@ DEFINITIONS = {
     "np.array|an array": lambda s, h: s + np.zeros(3)[h],
     "masks.table": lambda s, q: s + masks.table(np.arange(9))[q],
     "np.isin": lambda s, q: np.where(np.isin(q, [1, 2]), s, 0.0),
-}
-
-
-@pytest.mark.parametrize("message", DEFINITIONS)
-def test_errors_of_a_definition(message):
-    with pytest.raises(ValueError, match=message):
-        sparseflash.score(DEFINITIONS[message])
-
-
-BINDINGS = {
-    "2 dimensions and is read with 1": lambda s, h, t: s + t[h],
-    "2 dimensions and is used as one number": lambda s, t: s + t,
+    "t has 2 dimensions and is read with 1": lambda s, h, t: s + t[h],
+    "t has 2 dimensions and is read with 0": lambda s, t: t + s,
     "index 1 of t depends on the score": lambda s, h, t: s + t[h, np.floor(s)],
     "index 1 of t is no integer": lambda s, q, h, t: s + t[h, q / 2],
     "call it with t=": lambda s, t, u: s + t[0, 0] + u,
 }
 
 
-@pytest.mark.parametrize("message", BINDINGS)
-def test_errors_of_a_binding(message):
+@pytest.mark.parametrize("message", REFUSED)
+def test_functions_that_are_refused(message):
+    """Without tensors where they are defined, else where they are bound."""
     with pytest.raises(ValueError, match=message):
-        sparseflash.score(BINDINGS[message])(t=T)
+        sparseflash.score(REFUSED[message])(t=T)
 
 
 def test_errors_of_a_call():
