@@ -9,6 +9,7 @@ import torch
 
 import masks
 from sparseflash import attention, select
+from tests.sparseflash.integrations.test_vit import assert_same
 
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 dispatch: Any = None
@@ -111,11 +112,6 @@ def results(model, call):
     out = call()
     out.square().sum().backward()
     return [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
-
-
-def assert_same(found, expected):
-    for x, y in zip(found, expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5 * max(1.0, y.abs().max().item()))
 
 
 def made(make):
