@@ -247,17 +247,6 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
     return "\n".join(lines)
 
 
-@overload
-def plan(
-    mask: Mask | BlockMask | BoolArray | Selection | Schedule, q: Tensor, k: Tensor, v: Tensor, *,
-    scale: float | None = None, dropout_p: float = 0.0, deterministic: bool = False,
-    backend: str = "auto",
-) -> Schedule: ...  # fmt: skip
-@overload
-def plan(
-    mask: None, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None,
-    dropout_p: float = 0.0, deterministic: bool = False, backend: str = "auto",
-) -> None: ...  # fmt: skip
 def plan(
     mask: AnyMask,
     q: Tensor,

@@ -43,7 +43,7 @@ from sparseflash.kernels.common.shapes import LN2, LOG2E
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, schedule_for
 from sparseflash.score.by_torch import as_tables
-from sparseflash.score.rule import rule_of
+from sparseflash.score.rule import kinds_of
 
 name = "cpu"
 
@@ -117,8 +117,7 @@ class Backward(NamedTuple):
             mark_keys(partial(run, _unscored(self.problem), careful=False), dout, saved, found[2])
         dq, dk, dv, *others = found
         dsink = sink_gradient(dout, dlse, saved)
-        made, score = iter(others), self.problem.options.score
-        kinds = rule_of(score).kinds if score else ()
+        made, kinds = iter(others), kinds_of(self.problem.options.score)
         totals = [next(made) if kind.wanted else None for kind in kinds]
         return Gradients(dq, dk, dv, dsink, as_tables(totals, saved.terms.tables))
 

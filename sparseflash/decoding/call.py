@@ -113,7 +113,8 @@ def decode(
     options = options_of(
         scale, 0.0, True, backend, score=score, names=names, return_lse=return_lse
     )  # fmt: skip
-    check_splits(splits)
+    if splits is not None and (type(splits) is not int or not 1 <= splits <= 256):
+        raise ValueError(f"splits is {splits!r}; pass an int between 1 and 256, or None")
     check_no_gradient(q=q, k=k, v=v)
     n = check_cache(q, k, v, block_table)
     if lengths is not None:
@@ -275,9 +276,3 @@ def check_no_gradient(**tensors: Any) -> None:
                 f"{name} requires a gradient, and decode has none: call it under torch.no_grad(),"
                 " or take sparseflash.attention"
             )
-
-
-def check_splits(splits: Any) -> None:
-    """Raise ValueError for `splits` that are not an int between 1 and 256."""
-    if splits is not None and (type(splits) is not int or not 1 <= splits <= 256):
-        raise ValueError(f"splits is {splits!r}; pass an int between 1 and 256, or None")

@@ -33,10 +33,6 @@ SHORTEST = 1024  # tokens from which skipping is faster than hiding
 NOWHERE = -(2**30)
 PADDINGS = ("auto", "hide", "skip")
 
-_NOT_HIDDEN = (
-    "beside a score it cannot be hidden: pad to that, or pass an array as mask that has the lengths"
-)
-
 Lengths = Tensor | Sequence[int]
 
 
@@ -113,7 +109,8 @@ def padding_for(score: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto"
     """
     if score is None:
         return padding
-    check_skippable(mask, n_q, n_k, _NOT_HIDDEN)
+    how = "pad to that, or pass an array as mask that has the lengths"
+    check_skippable(mask, n_q, n_k, f"beside a score it cannot be hidden: {how}")
     return "skip"
 
 

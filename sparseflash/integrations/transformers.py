@@ -134,12 +134,12 @@ def _parts(model: PreTrainedModel) -> str:
     names = set(config.sub_configs) - {"attn_config", "ffn_config"}  # of the layers of MPT and DBRX
     if not two and not any(getattr(config, name, None) for name in names):
         return ""
-    models = [(name, part) for name, part in model.named_modules() if name and _is_model(part)]
-    return ", ".join(f"{name} is a {type(part).__name__}" for name, part in models) or "it has none"
-
-
-def _is_model(module: torch.nn.Module) -> bool:
-    return isinstance(module, PreTrainedModel)
+    models = [
+        f"{name} is a {type(part).__name__}"
+        for name, part in model.named_modules()
+        if name and isinstance(part, PreTrainedModel)
+    ]
+    return ", ".join(models) or "it has none"
 
 
 def _configs(module: torch.nn.Module) -> list[tuple[str, PreTrainedConfig]]:

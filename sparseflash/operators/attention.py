@@ -21,7 +21,7 @@ from sparseflash.plan import Plan, plan_for
 from sparseflash.problem import Options, describe, key_of
 from sparseflash.request import Request, extents_of
 from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
-from sparseflash.score.rule import rule_of
+from sparseflash.score.rule import kinds_of
 
 # mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention.
 # Without a schedule both are None, and so are tables: AOTInductor cannot pass an empty list.
@@ -233,11 +233,8 @@ def _of_terms(
     there is none.
     """
     dsink, dtables = gradients
-    if not options.score:
-        return (None if terms[0] is None else dsink,)
-    wanted = (kind.wanted for kind in rule_of(options.score).kinds)
-    of_tables = (d if want else None for d, want in zip(dtables, wanted, strict=True))
-    made = dsink, *of_tables
+    kinds = kinds_of(options.score)
+    made = dsink, *(d if kind.wanted else None for d, kind in zip(dtables, kinds, strict=True))
     return tuple(None if t is None else d for t, d in zip(terms, made, strict=True))
 
 
@@ -311,8 +308,8 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, *call):
     _mask, _schedule, _numbers, _seed, *rest = call
     sink, tables, *_ = rest
     score = rest[N_TERMS:][Options._fields.index("score")]
-    wanted = [kind.wanted for kind in rule_of(score).kinds] if score else []
-    given = [t if want else None for t, want in zip(tables or (), wanted, strict=True)]
+    kinds = kinds_of(score)
+    given = [t if kind.wanted else None for t, kind in zip(tables or (), kinds, strict=True)]
     made = [q.new_empty(0) if t is None else torch.empty_like(t) for t in (sink, *given)]
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), made[0], made[1:]
 

@@ -83,7 +83,9 @@ def documents(
     elif length is not None:
         length = min(length, n_k)
     spans = document_spans(offsets, offsets_k, n, n_k, left, right, shared, length, lengths)
-    rows, cols, diagonal = _sizes(n, n_k, block_size)
+    block_q, block_k = block_size
+    rows, cols = -(-n // block_q), -(-n_k // block_k)
+    diagonal = -(-block_q // block_k) + 1  # the most key blocks that block_q tokens in a row lie in
     # A row of blocks within one document has partial blocks where a span begins or ends in it. In
     # one with several documents all blocks of the first and of the last one may be partial. Each
     # document is the first or last of one such row. With other keys it may be both, of two rows.
@@ -94,7 +96,7 @@ def documents(
     room = rows * edges + (1 + (ahead or cross)) * (cols + 2 * rows) + (1 + cross) * shared * cols
     most = rows * cols if ahead or cross else touching(n, block_size)
     if not (shared or cross) and prefix is None:
-        most = min(most, rows * (-(-(left + right + block_size[0] - 1) // block_size[1]) + 1))
+        most = min(most, rows * (-(-(left + right + block_q - 1) // block_k) + 1))
     batch = len(offsets)
     return from_spans(spans, block_size, batch * min(room, most), batch * most, n_k=n_k)
 
@@ -126,12 +128,6 @@ def _prefix(prefix: int | Tensor, offsets: Tensor) -> int | Tensor:
     if rows.numel() and readable(rows) and rows.min() < 0:
         raise ValueError(f"prefix holds {int(rows.min())}: give integers >= 0")
     return rows
-
-
-def _sizes(n_q: int, n_k: int, block_size: tuple[int, int]) -> tuple[int, int, int]:
-    """Query blocks, key blocks, and the most key blocks that block_q tokens in a row lie in."""
-    block_q, block_k = block_size
-    return -(-n_q // block_q), -(-n_k // block_k), -(-block_q // block_k) + 1
 
 
 @torch.no_grad()

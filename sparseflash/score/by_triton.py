@@ -22,7 +22,7 @@ from sparseflash.cache import cached
 from sparseflash.kernels.common.shapes import LOG2E
 from sparseflash.kernels.portable.score import SPAN
 from sparseflash.score.by_torch import Scored, as_tables, gather
-from sparseflash.score.rule import Read, Rule, distance_form, rule_of, symbols
+from sparseflash.score.rule import Rule, distance_form, rule_of, symbols
 from sparseflash.score.writer import (
     Writer,
     factors,
@@ -47,19 +47,13 @@ _BOUNDED = 50  # a logit whose exponential, and sums of these, fit the range of 
 
 
 class KernelScore:
-    """A rule in Triton: its functions, and the gradients of its tables.
-
-    A gradient that is a number for each query is summed by the kernel of dq over the keys, and then
-    by torch. The others are added by a kernel of their own to a buffer like the table, as integers:
-    sums of these are the same in any order. What bounds such a sum, and so sets the unit, is the
-    largest sum of absolute values of a query: that of dS has a bound that torch computes, any
-    other one is summed by the kernel of dq. Where each pair has an entry of its own, it is stored.
-
-    Terms that are added to the score take the form of a number for a tile where they can: those of
-    batch entry and head, and reads by distance that take one entry beyond a radius. The kernel of
-    dq sums the gradients of such an entry over blocks of SPAN x SPAN pairs.
+    """A rule in Triton: its functions, and how the gradients of its tables are summed.
 
     Attributes:
+        added: the reads whose gradients a kernel of their own adds to buffers like the tables;
+            `counted` of them as integers, in units of their own, the others are stored.
+        summed: the reads whose gradients the kernel of dq sums by query: those that are no more
+            than that, and those whose sums of absolute values set a unit; `far` in two more each.
         score: the function (x, unit, add, what the slopes take) of a tile.
         slope: the function (gradient of the scaled scores, ()) of a tile.
         slope_sums: `slope`, with sums [M] of `summed`, and two of each of `far`, in place of ().
@@ -92,19 +86,12 @@ class KernelScore:
             if node.op == "load" and len(self.terms) > 1 and not pairs and has_ends(node):
                 self.spans.setdefault(node, self.n_args + 2 * len(self.spans))
         self.n_args += 2 * len(self.spans)
-        self.added = [read for read in rule.reads if not _is_carried(read)]
+        self.added = [read for read in rule.reads if not read.carried]
         self.counted = {r.node: i for i, r in enumerate(r for r in self.added if not stored(r))}
-        self.summed = [
-            read
-            for read in rule.reads
-            if _is_carried(read) or not (stored(read) or is_plain(read.grad))
-        ]
+        self.summed = [r for r in rule.reads if r.carried or not (stored(r) or is_plain(r.grad))]
         self.number = {read.node: i for i, read in enumerate(self.summed)}
         far = (r for r in self.added if r.node in self.spans and is_plain(r.grad))
         self.far = {read.node: len(self.summed) + 2 * i for i, read in enumerate(far)}
-        # whose index is from another table
-        inner = {r.node: [node.op for i in r.index for node in walk(i)] for r in rule.reads}
-        self.looked_up = {node for node, found in inner.items() if "load" in found}
         self.n_sums = len(self.summed) + 2 * len(self.far)
         # whether the sums of a tile may be those by key
         self.any_side = all(read.reach == "bh" for read in self.summed)
@@ -155,7 +142,7 @@ class KernelScore:
             if read.node in self.far:
                 at, span = self.spans[read.node], SPAN.value
                 ends = f"(far + {span} <= args[{at}])", f"(far - {span} >= args[{at + 1}])"
-            elif not _is_carried(read):
+            elif not read.carried:
                 value = f"tl.abs({value})"
             if self.gluon:
                 sums.append(f"({value}, ({listed(ends)}))")
@@ -231,19 +218,19 @@ class KernelScore:
         totals: list[Tensor | None] = [None] * len(tables)
         shapes, device = tuple(t.shape for t in tables), row_sums.device
         for i, read in enumerate(self.rule.reads):
-            table, total, at = tables[read.table], totals[read.table], None
-            if _is_carried(read):
-                at = self.number[read.node]
+            table, total, sums = tables[read.table], totals[read.table], None
+            if read.carried:
+                sums = row_sums[self.number[read.node]]
                 part = torch.zeros(table.shape, dtype=torch.float32, device=device)
             else:
                 part = made[read.node]
                 if read.node in self.counted:
                     part = part / units[self.counted[read.node]]
             if read.node in self.far:
-                at = slice(self.far[read.node], self.far[read.node] + 2)  # (2, B, H, any)
-            if at is not None:
-                of_call, sums = (tuple(row_sums.shape[1:]), n_q, n_k, device), row_sums[at]
-                if read.node in self.looked_up:
+                sums = row_sums[self.far[read.node] :][:2]
+            if sums is not None:
+                of_call = tuple(row_sums.shape[1:]), n_q, n_k, device
+                if any(node.op == "load" for index in read.index for node in walk(index)):
                     place, alone = self.entries(i, tables, *of_call), False
                 else:
                     place, alone = _entries(self.rule.text, i, shapes, *of_call)
@@ -308,8 +295,3 @@ def _ends(text: str, shapes: tuple[tuple[int, ...], ...], n_q: int, n_k: int) ->
             low, high = int(turns[0]) + 1 - n_q, int(turns[-1]) + 2 - n_q
         found += [low // 16 * 16, -(-high // 16) * 16]
     return tuple(found)
-
-
-def _is_carried(read: Read) -> bool:
-    """Whether its gradient is a number for each query."""
-    return read.reach in ("bh", "q")

@@ -97,6 +97,11 @@ class Read(NamedTuple):
     def index(self) -> tuple[Expression, ...]:
         return self.node.args
 
+    @property
+    def carried(self) -> bool:
+        """Whether its gradient is a number for each query."""
+        return self.reach in ("bh", "q")
+
 
 class Rule:
     """What the backends compute.
@@ -165,6 +170,11 @@ class Rule:
 def rule_of(text: str) -> Rule:
     """Return the rule of a key."""
     return Rule(text)
+
+
+def kinds_of(text: str) -> tuple[Kind, ...]:
+    """Return what is known of the tables of a rule; () for "", no rule."""
+    return rule_of(text).kinds if text else ()
 
 
 def text_of(logits: Expression, kinds: tuple[Kind, ...]) -> str:

@@ -138,7 +138,5 @@ def dot(q: Tensor, k: Tensor, scale: float = 1.0) -> Tensor:
     batch, heads, n, dim = q.shape
     grouped = q.reshape(batch * k.shape[1], -1, dim)
     keys = k.flatten(0, 1).mT
-    if scale == 1.0:
-        return torch.bmm(grouped, keys).view(batch, heads, n, k.shape[2])
     found = torch.baddbmm(grouped.new_empty(()), grouped, keys, beta=0, alpha=scale)
     return found.view(batch, heads, n, k.shape[2])
