@@ -16,7 +16,8 @@ should follow at its place.
     compress         MAD's compression: the last token's vector alone tells a decoder
                      (`LanguageModel`) each token before it
     passkey:DIGITS   the digits behind a mark, in a text that repeats itself (RULER, arXiv
-                     2404.06654)
+                     2404.06654). passkey:5@4096 hides them in a document of 4096 tokens, of which
+                     the sequence is the last ones: without the digits, if they stand before it
     variables:HOPS   RULER's variable tracking: 4 chains of HOPS assignments and a value each, and
                      at the end the value of the last variable of each
 """
@@ -47,7 +48,8 @@ class Questions(NamedTuple):
     tokens: np.ndarray  # int16 (n, length)
     places: np.ndarray  # int32 (n, questions)
     answers: np.ndarray  # int16 (n, questions), NONE where nothing is asked
-    sources: np.ndarray  # int32 (n, questions): where the answer stands before, the last time
+    # int32 (n, questions): where the answer stands before, the last time; NONE: nowhere
+    sources: np.ndarray
 
 
 Draw = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -60,6 +62,7 @@ class Synthetic:
     name: str
     amount: int
     length: int
+    document: int = 0  # tokens, of which the sequence is the last ones; 0: it is whole
 
     @cached_property
     def vocab(self) -> int:
@@ -97,13 +100,19 @@ def synthetic(text: str, length: int) -> Synthetic:
     Raises ValueError for an amount, or a length, that the task cannot have.
     """
     name, _, amount = text.partition(":")
+    amount, _, document = amount.partition("@")
     choose("data", name, TASKS)
     kind = TASKS[name]
+    if document and not (name == "passkey" and document.isdecimal() and int(document) >= length):
+        raise ValueError(
+            f"data={text} with context={length}: give passkey:DIGITS a document of {length} or more"
+            " tokens, and other tasks none"
+        )
     if amount and not (amount.isdecimal() and kind.amounts[0] <= int(amount) <= kind.amounts[1]):
         raise ValueError(
             f"data={text}: give {name} an amount between {kind.amounts[0]} and {kind.amounts[1]}"
         )
-    task = Synthetic(name, int(amount or kind.amount), length)
+    task = Synthetic(name, int(amount or kind.amount), length, int(document or 0))
     least = kind.least(task.amount)
     if length < least or length % 2 or task.vocab > 2**15:
         raise ValueError(
@@ -210,8 +219,12 @@ def _passkey(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
     text = np.arange(n) + rng.integers(0, FILLER, (count, 1))  # begins anywhere
     tokens = ASK + 1 + text % FILLER
     digits = rng.integers(0, DIGITS, (count, many))
-    at = rng.integers(0, n - 2 * many, (count, 1)) + np.arange(many + 1)
-    np.put_along_axis(tokens, at, np.concatenate([np.full((count, 1), MARK), digits], 1), 1)
+    whole = task.document or n
+    at = rng.integers(0, whole - 2 * many, (count, 1)) + np.arange(many + 1) - (whole - n)
+    at[at[:, 0] < 0] = NONE
+    there = at[:, 0] >= 0
+    key = np.concatenate([np.full((count, 1), MARK), digits], 1)
+    tokens[np.flatnonzero(there)[:, None], at[there]] = key[there]
     tokens[:, n - many] = ASK
     tokens[:, n - many + 1 :] = digits[:, :-1]
     return tokens, np.broadcast_to(np.arange(n - many, n), (count, many)), digits, at[:, 1:]
