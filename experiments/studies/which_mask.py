@@ -1,7 +1,8 @@
 """Which mask keeps what dense attention can do: small models that answer questions.
 
     python -m experiments.study name=which_mask part=first          # train on a CPU, rows, tables
-    python -m experiments.study name=which_mask part=density at_once=8 minutes=25
+    python -m experiments.study name=which_mask part=density at_once=8       # five minutes of a GPU
+    python -m experiments.study name=which_mask part=density full=true at_once=8 minutes=25
 
 All masks are causal, consist of whole blocks, and have the share of the pairs of the causal mask
 that is nearest to a density. The folders of the runs are the state: the same command continues.
@@ -10,9 +11,10 @@ that is nearest to a density. The folders of the runs are the state: the same co
 import gzip
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +31,7 @@ from experiments.common import figures as f
 from experiments.common.config import choose
 from experiments.common.files import write_whole
 from experiments.common.rows import OK, Row, found, read
-from experiments.common.tables import MISSING, markdown, mean_std
+from experiments.common.tables import MISSING, markdown, mean_std, pivot
 from experiments.lm.model import picked_pairs, resolve
 from experiments.lm.questions import NONE, synthetic
 from experiments.lm.settings import MODELS
@@ -68,35 +70,37 @@ STATIC: dict[str, Callable[[int, int, int], Mask]] = {
 }
 PICKING = {"MoBA": "moba({b}, {k})", "NSA": "nsa({k}, {b})", "top-k": "top_k({k}, {b})"}
 FAMILIES = (*STATIC, *PICKING)
+DIFFERENT = ("window", "butterfly", "random", "BigBird", "Longformer", "MoBA", "top-k")
 
 
 @cache
-def _choices(family: str, n: int, block: int) -> list[tuple[float, str]]:
-    """Return (density, text) of the masks of a family, of many blocks in steps of 4 %."""
+def _choice(family: str, n: int, block: int, p: int) -> tuple[float, str]:
+    """Return (density, text) of a mask of a family; infinity where there is none."""
     every = n * (n + 1) / 2
     if family in PICKING:
-        counts = range(1, n // block + 1)
-        return [
-            (picked_pairs(n, block, k) / every, PICKING[family].format(b=block, k=k))
-            for k in counts
-        ]
-    made, sizes = [], {*range(26)} | {round(25 * 1.04**i) for i in range(100)}
-    for p in sorted(p for p in sizes if p < n // block):
-        try:
-            mask = STATIC[family](n, block, p) & masks.causal()
-            made.append((mask.stats(n).element_density * n * n / every, str(mask)))
-        except ValueError:  # no such graph of so few blocks
-            continue
-    return made
+        return picked_pairs(n, block, p + 1) / every, PICKING[family].format(b=block, k=p + 1)
+    try:
+        mask = STATIC[family](n, block, p) & masks.causal()
+        return mask.stats(n).element_density * n * n / every, str(mask)
+    except ValueError:  # no such graph of so few blocks
+        return math.inf, ""
 
 
 def nearest(family: str, density: float, n: int, block: int) -> tuple[str, float]:
     """Return the mask of a family, as text, with the share of the causal pairs that is nearest to a
-    density, and that share.
+    density, and that share. Static masks of many blocks are tried in steps of 4 %.
 
     Raises ValueError if it differs by more than `NEAR` of the density.
     """
-    own, text = min(_choices(family, n, block), key=lambda c: abs(math.log(c[0] / density)))
+    sizes: Sequence[int] = range(n // block)
+    if family in STATIC:
+        steps = {*range(26)} | {round(25 * 1.04**i) for i in range(100)}
+        sizes = [p for p in sorted(steps) if p < n // block]
+    choice = partial(_choice, family, n, block)
+    if family != "strided":  # all others have more pairs with every step
+        at = bisect_left(sizes, density, key=lambda p: choice(p)[0])
+        sizes = sizes[max(0, at - 1) : at + 2]  # the sparsest expander may be none
+    own, text = min(map(choice, sizes), key=lambda c: abs(math.log(c[0] / density)))
     if abs(own / density - 1) > NEAR:
         raise ValueError(
             f"{family} at density {density:g}, {n} tokens, blocks of {block}: the nearest has"
@@ -121,12 +125,19 @@ class Part:
     families: tuple[str, ...] = FAMILIES
     recipe: tuple[str, ...] = ()
     seeds: str = "0,1,2"
+    width: int | None = None  # blocks of static masks at any length, in place of densities
+    few: Mapping[str, Any] = field(default_factory=dict)  # what is smaller unless full=true
 
     def cases(self) -> Iterator[Row]:
         """Yield what is trained, of one seed: fields of rows; a status where there is no mask."""
         for data, n, block, layers in product(self.data, self.lengths, self.blocks, self.layers):
             shared = {"data": data, "context": n, "block": block, "layers": layers}
             yield shared | {"family": "dense", "target": 1.0, "mask": "dense"}
+            if self.width is not None:
+                for family in self.families:
+                    mask = str(STATIC[family](n, block, self.width) & masks.causal())
+                    yield shared | {"family": family, "target": 0.0, "mask": mask}
+                continue
             for target, family in product(self.densities, self.families):
                 case = shared | {"family": family, "target": target}
                 try:
@@ -136,17 +147,18 @@ class Part:
 
 
 GPU = (
-    "warmup=200", "batch=32", "steps=10000", "eval_every=250", "log_every=250", "val_tokens=524288",
+    "warmup=200", "batch=32", "steps=5000", "eval_every=250", "log_every=250", "val_tokens=524288",
     "compile=false", "precision=bf16", "betas=[0.9,0.98]",
 )  # fmt: skip
 RECIPE = ("lr=2e-3", "conv=3")  # of all parts after part=recipe
+CPU = (
+    "provider=sdpa", "batch=8", "steps=800", "betas=[0.9,0.98]", *RECIPE, "warmup=50",
+    "eval_every=50", "log_every=50", "val_tokens=32768",
+)  # fmt: skip
 PARTS = {
     "first": Part(
         "the smallest form, on a CPU", ("passkey:5",), (256,), (0.25,), (8,),
-        families=tuple(STATIC),
-        recipe=("provider=sdpa", "batch=8", "steps=800", "lr=2e-3", "betas=[0.9,0.98]",
-                "conv=3", "warmup=50",
-                "eval_every=50", "log_every=50", "val_tokens=32768"),
+        families=tuple(STATIC), recipe=CPU,
     ),
     "recipe": Part(
         "how dense attention solves the tasks", ("passkey:5", "mqar:32", "variables:2"),
@@ -155,32 +167,50 @@ PARTS = {
     "density": Part(
         "accuracy against density", ("mqar:32", "passkey:5"), densities=DENSITIES,
         recipe=(*GPU, *RECIPE),
+        few={"data": ("mqar:32",), "densities": (0.5, 0.25, 0.125), "families": DIFFERENT},
     ),
     "depth": Part(
         "accuracy against depth", ("passkey:5", "mqar:32", "variables:2"), layers=(2, 4, 8),
         recipe=(*GPU, *RECIPE),
+        few={"data": ("passkey:5",), "families": ("window", "butterfly", "random")},
     ),
     "blocks": Part(
         "accuracy against the size of blocks", ("mqar:32",), (2048,), (0.27,),
-        (16, 32, 64, 128), families=("window", "random", *PICKING), recipe=(*GPU, *RECIPE),
+        (16, 32, 64, 128), families=("window", "random", *PICKING),
+        recipe=(*GPU, *RECIPE, "batch=16"), few={"families": ("window", "random", "MoBA", "top-k")},
     ),
     "lengths": Part(
         "accuracy against length", ("passkey:5", "variables:2"), (1024, 2048, 4096, 16384),
         (0.135,), blocks=(32,), recipe=(*GPU, *RECIPE, "batch=8"),
+        few={"data": ("passkey:5",), "lengths": (1024, 4096, 16384),
+             "families": ("window", "random", "Longformer", "MoBA")},
+    ),
+    "documents": Part(
+        "accuracy against the tokens read of a document", ("passkey:5@65536",),
+        tuple(2**i for i in range(9, 17)), blocks=(64,), families=("Longformer", "window"),
+        width=1, recipe=(*GPU, *RECIPE, "batch=8"), seeds="0,1",
+        few={"data": ("passkey:5@16384",), "lengths": tuple(2**i for i in range(9, 15))},
+    ),
+    "documents_first": Part(
+        "the same on a CPU", ("passkey:5@256",), (64, 128, 256), blocks=(8,),
+        families=("Longformer", "window"), width=1, recipe=(*CPU, "eval_every=200"), seeds="0,1",
+        few={"seeds": "0"},
     ),
     "tasks": Part(
         "MAD's tasks", ("recall:0", "recall:20", "fuzzy:3", "copy:16", "memory"),
-        recipe=(*GPU, *RECIPE, "steps=5000"),
+        recipe=(*GPU, *RECIPE),
+        few={"data": ("recall:0", "fuzzy:3", "copy:16"), "families": DIFFERENT},
     ),
     "compress": Part(
-        "MAD's compression", ("compress",), (256,), (0.375,), recipe=(*GPU, *RECIPE, "steps=5000"),
+        "MAD's compression", ("compress",), (256,), (0.375,), recipe=(*GPU, *RECIPE),
     ),
 }  # fmt: skip
 
 
-def sweep_of(name: str) -> dict[str, Any]:
+def sweep_of(name: str, full: bool = False) -> dict[str, Any]:
     """Return the runs of a part as a sweep, in the form of conf/sweep."""
     part, entries = PARTS[name], dict[tuple[Any, ...], list[str]]()
+    part = part if full else replace(part, **part.few)
     for case in part.cases():
         if case["mask"]:
             key = case["data"], case["context"], case["layers"]
@@ -201,6 +231,7 @@ def sweep_of(name: str) -> dict[str, Any]:
 @dataclass(kw_only=True)
 class Options(runner.Options):
     part: str | None = None  # trains what is missing of it first
+    full: bool = False  # every task, density and family of the part; takes hours
     minutes: float | None = None  # of training
     at_once: int = 1  # runs that share a GPU
     overrides: list[str] = field(default_factory=list)  # of all runs, such as seed=0
@@ -215,7 +246,7 @@ class Options(runner.Options):
 def collect(options: Options) -> None:
     """Train what a part lacks, and write the rows of all complete runs."""
     if options.part is not None:
-        runs = sweep.planned(sweep_of(options.part), options.overrides)
+        runs = sweep.planned(sweep_of(options.part, options.full), options.overrides)
         places = sweep.places(sweep.Options(at_once=options.at_once))
         sweep.train(runs, places, minutes=options.minutes)
     path = Path(options.rows)
@@ -245,7 +276,8 @@ def _rows(folder: Path) -> Iterator[Row]:
             key = tuple(run["settings"][name] for name in ("name", *CASE))
             done.setdefault(key, []).append(run)
     for name in dict.fromkeys(key[0] for key in done):
-        for case in PARTS[name].cases():
+        part = PARTS[name]
+        for case in (*part.cases(), *replace(part, **part.few).cases()):
             runs = done.get((name, *(case[key] for key in CASE)), ())
             for run in runs:
                 yield {"part": name, **case, **facts(*(case[key] for key in CASE)), **_row(run)}
@@ -276,7 +308,7 @@ def facts(data: str, n: int, layers: int, text: str) -> Row:
         at = np.where(at > 0, before[row, at - 1], NONE)
     found = reach(blocks, causal=True)
     return {
-        "direct": float(sees[wanted].mean()) if wanted.any() else None,
+        "direct": float(sees[asked.answers != NONE].mean()) if wanted.any() else None,
         "seen": found.upper[min(layers, len(found.upper)) - 1],
         "reach": found.at_most,
     }
@@ -308,7 +340,9 @@ def _row(run: Mapping[str, Any]) -> Row:
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return a table of each part, and as "PART_without" which masks it lacks, and why."""
+    """Return tables of each part: for each case; as "PART_lengths" with lengths across, and the
+    share of the questions that see their answer; as "PART_without" which masks it lacks, and why.
+    """
     made = {}
     for name in dict.fromkeys(frame.part):
         part = frame[frame.part == name]
@@ -318,8 +352,18 @@ def tables(frame: Any) -> dict[str, str]:
             f" (chance {100 * rows.chance.iloc[0]:.1f} %):\n\n{markdown(_table(rows))}"
             for (data, n, layers, block), rows in done.groupby(SHARED, sort=False)
         )
+        if done.context.nunique() > 1:
+            usual = done[done.recipe == done.recipe.iloc[0]]
+            across = pivot(usual, ["data", "family"], "context", _accuracy)
+            made[f"{name}_lengths"] = markdown(across, left=(0, 1))
         made[f"{name}_without"] = "\n".join(f"- {text}" for text in dict.fromkeys(lacks.status))
     return made
+
+
+def _accuracy(seeds: Any) -> str:
+    """Return accuracy and the share of the questions that see their answer, in percent."""
+    direct = found(seeds)[0].direct
+    return mean_std(100 * seeds.accuracy) + ("" if direct is None else f" [{100 * direct:.0f}]")
 
 
 def _table(rows: Any) -> list[list[str]]:
@@ -409,6 +453,8 @@ QUESTIONS = (
     ("depth", "depth", "depth", "percent", "layers / reach of the mask", ACCURACY),
     ("blocks", "signal", "signal", "percent", "signal to noise, sqrt(d / 2b)", ACCURACY),
     ("lengths", "context", "context", "percent", "tokens", ACCURACY),
+    ("documents", "context", "context", "percent", "tokens read", ACCURACY),
+    ("documents_first", "context", "context", "percent", "tokens read", ACCURACY),
     ("density", "seconds", "density", "seconds", "pairs / causal pairs",
      f"seconds to {100 * SOLVED:.0f} %"),
 )  # fmt: skip

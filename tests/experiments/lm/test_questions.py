@@ -42,6 +42,19 @@ def test_the_answer_stands_in_the_sequence(text, length):
         assert not (other.tokens == tokens).all(1).any()
 
 
+def test_a_document_is_read_from_its_end():
+    tokens, _, answers, sources = synthetic("passkey:5@1024", 256).make("test", 4000)
+    there = sources[:, 0] != NONE
+    assert abs(there.mean() - 246 / 1014) < 0.03  # the mark is at one of so many places
+    assert (np.take_along_axis(tokens, np.maximum(sources, 0), 1) == answers)[there].all()
+    assert ((tokens == MARK).sum(1) == there).all()
+    whole, other = (synthetic(text, 256).make("test", 50) for text in ("passkey:5@256", "passkey"))
+    assert all((a == b).all() for a, b in zip(whole, other, strict=True))
+    for text in ("passkey:5@128", "mqar:16@512", "passkey:5@x"):
+        with pytest.raises(ValueError, match=text):
+            synthetic(text, 256)
+
+
 def test_recall_follows_the_rule_of_zoology():
     task = synthetic("mqar:16", 256)
     tokens, places, answers, _ = task.make("test", 4000)
@@ -193,7 +206,7 @@ def test_a_run_learns_continues_and_makes_rows(tmp_path, monkeypatch):
     )  # fmt: skip
     monkeypatch.setitem(which_mask.PARTS, "first", part)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(which_mask, "_choices", lambda family, n, block: [(0.5, "moba(16, 1)")])
+    monkeypatch.setattr(which_mask, "_choice", lambda *_: (0.5, "moba(16, 1)"))
     runs = planned(which_mask.sweep_of("first"))
     assert [run.settings.mask for run in runs] == ["dense", "moba(16, 1)"]
     every: list[Any] = [run.settings for run in runs]
@@ -250,9 +263,12 @@ def test_figures_show_means_of_seeds():
 def test_every_part_is_a_sweep(monkeypatch):
     monkeypatch.setattr(which_mask, "STATIC", {"window": which_mask.STATIC["window"]})
     for name in PARTS:
-        families = ("window",) if name == "first" else ("window", "MoBA")
-        part = replace(PARTS[name], families=families, lengths=(512,))
-        monkeypatch.setitem(PARTS, name, part)
+        part, families = PARTS[name], ("window", "MoBA")
+        if name == "first" or part.width is not None:
+            families = ("window",)
+        lengths = (512,) if part.width is None else part.lengths[:1]
+        small = replace(part, families=families, lengths=lengths, few={})
+        monkeypatch.setitem(PARTS, name, small)
         runs = planned(which_mask.sweep_of(name), ["seed=0"])
         assert runs and runs[0].settings.mask == "dense" and runs[0].program == "lm"
 
