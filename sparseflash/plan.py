@@ -20,6 +20,7 @@ from sparseflash.backends.protocol import (
 )
 from sparseflash.backends.registry import BACKENDS, NothingBackward, NothingForward, choose
 from sparseflash.cache import cache
+from sparseflash.decoding.triton import FewQueries, is_for_few
 from sparseflash.problem import Layout, Options, Problem, describe, key_of
 from sparseflash.request import Request, request_of, wants_grad
 from sparseflash.schedule.blocks import (
@@ -105,7 +106,8 @@ def plan_for(
         on_cpu = all(backend is None or backend.name == "cpu" for backend in (forward, backward))
         size = block_size_for(mask, *extents[:2], problem.heads) if on_cpu else 128
         schedule = schedule_for(mask, *extents, problem.device, size, kv_heads=problem.kv_heads)
-    run_forward = forward.plan_forward(problem, schedule)
+    few = forward.name in ("hopper", "triton") and is_for_few(problem, schedule and schedule.facts)
+    run_forward = (FewQueries if few else forward.plan_forward)(problem, schedule)
     run_backward = backward.plan_backward(problem, schedule) if backward else None
     walks: list[Walk | None] = [None, None]
     tensors: list[Tensor] = []

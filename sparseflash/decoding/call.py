@@ -176,7 +176,7 @@ def _run(
         cache.put(key, step, as_tensors(lists)[0] if lists else ())
     with no_autocast(q):
         dynamic = mask if isinstance(mask, Schedule) else None
-        return step(q, k, v, bounds, dynamic, tables)
+        return step(q, k, v, bounds, dynamic, tables)[:2]
 
 
 def _prepare(

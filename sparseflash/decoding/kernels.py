@@ -8,7 +8,16 @@ docs/internals/kernels.md has the mathematics.
 import triton
 import triton.language as tl
 
-from sparseflash.kernels.common.softmax import LN2, finite, natural_lse, nonzero
+from sparseflash.kernels.common.softmax import (
+    LN2,
+    LOG2E,
+    finite,
+    natural_lse,
+    natural_max,
+    nonzero,
+    with_nan,
+    with_sink,
+)  # fmt: skip
 from sparseflash.kernels.portable.common import block_start, row_bits
 from sparseflash.kernels.portable.forward import online_softmax
 
@@ -22,7 +31,7 @@ MIN_TILES = tl.constexpr(2)  # of a part: a shorter list has fewer parts
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def decode_parts(
-    Q, K, V, Out, Lse, lengths, starts, table, row_ptr, col_idx, tile_idx, bits,
+    Q, K, V, Out, Lse, MaxScores, lengths, starts, table, row_ptr, col_idx, tile_idx, bits,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     stride_part, stride_part_lse, stride_table, scale_log2,
@@ -31,16 +40,17 @@ def decode_parts(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     PAGE: tl.constexpr, LENGTHS: tl.constexpr, STARTS: tl.constexpr, LISTED: tl.constexpr,
     FROM_END: tl.constexpr, PARTIAL: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    score_args=None, SCORE: tl.constexpr = None,
+    LAST: tl.constexpr, score_args=None, SCORE: tl.constexpr = None,
 ):  # fmt: skip
     """q (B, H_q, n_q, HEAD_DIM) and a cache -> parts of Out (B, H_q, n_q, HEAD_DIM_V) and of Lse
-    (B, H_q, n_q), stride_part and stride_part_lse apart.
+    (B, H_q, n_q), stride_part and stride_part_lse apart, and unless it is None MaxScores like Lse.
 
     Row r of a tile is query r // pack of head r % pack of the n_heads packs of query heads.
     PAGE: tokens of a page, where `table` names the pages of a sequence; 0: k (B, H_kv, n_k, D).
     LENGTHS: whether `lengths` limits the keys, or n_k does. STARTS: whether `starts` does.
     LISTED: whether there are lists of key blocks. FROM_END: whether query i takes their row
     length - n_q + i, or row i. CAUSAL: no lists, and query i sees the keys up to that position.
+    LAST: whether a score gets query i as token length - n_q + i of as many, or as i of n_q.
     """
     pid = tl.program_id(0)
     tile = pid % n_tiles
@@ -128,10 +138,11 @@ def decode_parts(
                 allowed = allowed & (bit | (code < 0))
             unit, add = scale_log2, None
             if SCORE is not None:  # of a function for pairs
-                token = tl.maximum(tl.minimum(n - n_q + query, n - 1), 0)
+                n_own = n if LAST else n_q
+                token = tl.maximum(tl.minimum(n_own - n_q + query, n_own - 1), 0)
                 s, unit, add, _kept = SCORE(
                     s, scale_log2 * LN2, (), b.to(tl.int32), q_head.to(tl.int32)[:, None],
-                    token[:, None], tl.minimum(key, tl.maximum(n - 1, 0))[None, :], n, n, 0,
+                    token[:, None], tl.minimum(key, tl.maximum(n - 1, 0))[None, :], n_own, n, 0,
                     score_args, BLOCK_M, BLOCK_N, False, q.dtype != tl.float32,
                 )  # fmt: skip
             s = tl.where(allowed, s, float("-inf"))
@@ -149,11 +160,14 @@ def decode_parts(
     tl.store(Out + o_at[:, None] + dim_v[None, :], out, mask=o_inside)
     lse_at = part_at * stride_part_lse + (b * n_heads * pack + q_head) * n_q + query
     tl.store(Lse + lse_at, natural_lse(m, total_l), mask=exists)
+    if MaxScores is not None:
+        tl.store(MaxScores + lse_at, natural_max(with_nan(m, l)), mask=exists)
 
 
 @triton.jit(do_not_specialize=["n_parts", "n_rows", "heads", "n_q"])
 def merge_splits(
-    parts, part_lse, out, lse, stride_ob, stride_oh, stride_on, n_parts, n_rows, heads, n_q,
+    parts, part_lse, part_max, out, lse, max_scores, sink, stride_ob, stride_oh, stride_on,
+    n_parts, n_rows, heads, n_q,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Weigh the parts of a row by the exponentials of their LSE, in their order.
@@ -161,11 +175,14 @@ def merge_splits(
     parts float32 (n_parts, n_rows, HEAD_DIM) and part_lse (n_parts, n_rows) -> out (B, H, n_q,
     HEAD_DIM), with strides, and lse (n_rows), of n_rows = B * H * n_q. A program takes one row.
     A part with nothing to attend to has the LSE -inf; where all have it, out is 0 and lse -inf.
+    sink: float32 (H,), a logit for each head that joins the whole, or None. part_max, like
+    part_lse -> max_scores, like lse, the largest of all parts; or both None.
     """
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK_D)
     m = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
+    top = tl.full([1], float("-inf"), tl.float32)
     acc = tl.zeros([BLOCK_D], tl.float32)
     for first in range(0, n_parts, BLOCK_P):
         part = first + tl.arange(0, BLOCK_P)
@@ -180,6 +197,15 @@ def merge_splits(
         acc = acc * alpha + tl.sum(weight[:, None] * values, 0)
         total = total * alpha + tl.sum(weight, 0)
         m = m_new
+        if max_scores is not None:
+            own = tl.load(part_max + at, mask=part < n_parts, other=float("-inf"))  # [BLOCK_P]
+            top = tl.maximum(top, tl.max(own, 0))
+    if max_scores is not None:
+        tl.store(max_scores + row + tl.arange(0, 1), with_nan(top, total))
+    if sink is not None:  # one more key, whose value is 0
+        m, total, alpha = with_sink(m * LOG2E, total, tl.load(sink + row // n_q % heads))
+        m *= LN2
+        acc *= alpha
     total = nonzero(total)
     place = out + row // n_q // heads * stride_ob + row // n_q % heads * stride_oh
     place += row % n_q * stride_on

@@ -9,27 +9,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+import masks
 from sparseflash.backends import triton as portable
-from sparseflash.backends.protocol import empty_out
+from sparseflash.backends.protocol import NO_TERMS, Results, TermTensors, Walk, empty_out
 from sparseflash.decoding.pattern import Bounds, Pattern
 from sparseflash.kernels.common.device import interpreted, kernels_of, multiprocessors
 from sparseflash.kernels.common.launch import Launch
 from sparseflash.kernels.common.shapes import padded_dim, padded_dim_v, scale_log2
 from sparseflash.kernels.portable.configs import Family, Tiles, power_of_two_divisor
 from sparseflash.problem import Problem
-from sparseflash.schedule.blocks import Schedule
+from sparseflash.schedule.blocks import Schedule, ScheduleFacts
 
 PROGRAMS = 2  # for each multiprocessor: their copies in flight fill the memory's bandwidth
 LONGEST = 128  # key tiles of a part: sequences of unlike lengths share the device
 MOST_PARTS = 256
+MOST_QUERIES, LEAST_KEYS = 16, 1024  # of `FewQueries`; tiles of other kernels are mostly empty
 TILE_BYTES = 2**14  # of keys, and of values
 
 
 class Decode:
     """A decoding step of one problem."""
 
-    def __init__(self, problem: Problem, pattern: Pattern, n: int, page: int, splits: int | None):
-        self.problem, self.pattern, self.n = problem, pattern, n
+    def __init__(
+        self, problem: Problem, pattern: Pattern, n: int, page: int, splits: int | None, *,
+        last: bool = True,
+    ):  # fmt: skip
+        """last: the queries are the last tokens of a sequence for a score, or those of its own."""
+        self.problem, self.n = problem, n
         self.score = portable.score_of(problem, pairs=True)
         group, schedule = problem.group, pattern.schedule
         # where the query heads of a key head have masks of their own, each reads its keys itself
@@ -47,6 +53,7 @@ class Decode:
         programs = problem.batch * self.packs * self.m_tiles
         self.parts = splits or _parts(programs, _most_tiles(pattern, n, tiles.block_n), problem)
         self.lists = schedule if schedule is not None and not schedule.dynamic else None
+        self.pattern = pattern._replace(schedule=self.lists)  # a dynamic one is that of a call
         static = schedule is None or self.lists is not None
         self.launch_parts = Launch(kernels_of("decoding").decode_parts, static=static)
         self.launch_merge = Launch(kernels_of("decoding").merge_splits, static=True)
@@ -56,31 +63,34 @@ class Decode:
             "BLOCK_K": block_k, "PAGE": page,
             "LISTED": schedule is not None, "FROM_END": pattern.from_end,
             "PARTIAL": schedule is not None and schedule.n_partial > 0, "CAUSAL": pattern.causal,
-            "PRECISION": "ieee" if problem.dtype == torch.float32 else "tf32",
+            "PRECISION": "ieee" if problem.dtype == torch.float32 else "tf32", "LAST": last,
             "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
         }  # fmt: skip
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, schedule: Schedule | None,
-        tables: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        tables: Sequence[Tensor] = (), sink: Tensor | None = None,
+    ) -> Results:  # fmt: skip
         """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q); schedule: that of a dynamic mask."""
         problem = self.problem
         out = empty_out(q, v)
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        parts, part_lse = out, lse
-        if self.parts > 1:
+        most = torch.empty_like(lse) if problem.options.max_scores else None
+        parts, part_lse, part_max = out, lse, most
+        merged = self.parts > 1 or sink is not None
+        if merged:
             parts = q.new_empty(self.parts, *out.shape, dtype=torch.float32)
             part_lse = q.new_empty(self.parts, *lse.shape, dtype=torch.float32)
+            part_max = None if most is None else torch.empty_like(part_lse)
         schedule = self.lists or schedule
         lists = (None,) * 4
         if schedule is not None:
             lists = (*schedule.rows[:1], *schedule.rows[2:], schedule.bits)
 
         def arguments():
-            step = parts.stride()[1:] if self.parts > 1 else parts.stride()
+            step = parts.stride()[1:] if merged else parts.stride()
             args = (
-                q, k, v, parts, part_lse, *bounds, *lists,
+                q, k, v, parts, part_lse, part_max, *bounds, *lists,
                 *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *step[:3],
                 out.numel(), lse.numel(), 0 if bounds.table is None else bounds.table.stride(0),
                 scale_log2(problem.scale), problem.n_q, self.n, self.parts, self.m_tiles,
@@ -92,23 +102,46 @@ class Decode:
                 given |= {"score_args": self.score.args(tables), "SCORE": self.score.score}
             return grid, args, self.options | given
 
-        tensors, shapes = (q, k, v, parts, part_lse, *bounds, *tables), [t.shape for t in tables]
-        self.launch_parts(tensors, arguments, lists, tuple(shapes))
-        if self.parts > 1:
-            self._merge(parts, part_lse, out, lse)
-        return out, lse
+        tensors = q, k, v, parts, part_lse, part_max, *bounds, *tables
+        self.launch_parts(tensors, arguments, lists, (merged, *[t.shape for t in tables]))
+        if merged:
+            self._merge((parts, part_lse, part_max, out, lse, most, sink), out, lse)
+        return Results(out, lse, most)
 
-    def _merge(self, parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor) -> None:
+    def _merge(self, tensors: Sequence[Tensor | None], out: Tensor, lse: Tensor) -> None:
         def arguments():
             width = self.options["BLOCK_DV"]
-            args = (
-                parts, part_lse, out, lse, *out.stride()[:3], self.parts, lse.numel(),
-                *lse.shape[1:],
-            )  # fmt: skip
+            args = *tensors, *out.stride()[:3], self.parts, lse.numel(), *lse.shape[1:]
             shape = {"HEAD_DIM": out.shape[3], "BLOCK_D": width, "BLOCK_P": max(16, 4096 // width)}
             return (lse.numel(),), args, {**shape, "num_warps": 4}
 
-        self.launch_merge((parts, part_lse, out, lse), arguments)
+        self.launch_merge(tensors, arguments, layout=tensors[-1] is not None)
+
+
+class FewQueries:
+    """The forward of `attention` where few queries attend to many keys."""
+
+    specs = ()
+
+    def __init__(self, problem: Problem, schedule: Schedule | None):
+        causal = problem.mask == masks.causal(align="bottom_right").key
+        pattern = Pattern(None, True, True) if causal else Pattern(schedule, False, False)
+        self.listed = not causal
+        self.step = Decode(problem, pattern, problem.n_k, 0, None, last=False)
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
+        terms: TermTensors = NO_TERMS,
+    ) -> Results:  # fmt: skip
+        schedule = walk.schedule if self.listed else None
+        return self.step(q, k, v, Bounds(None, None, None), schedule, terms.tables, terms.sink)
+
+
+def is_for_few(problem: Problem, facts: ScheduleFacts | None) -> bool:
+    """Return whether `FewQueries` takes a problem; facts: of its schedule, None for all keys."""
+    keys = problem.n_k if facts is None else facts.keys_per_query
+    few = problem.n_q <= MOST_QUERIES and not problem.options.dropout_p
+    return few and keys >= LEAST_KEYS
 
 
 BLOCKLESS = 256, 256  # of a call without lists
@@ -138,7 +171,7 @@ def _most_tiles(pattern: Pattern, n: int, block_n: int) -> int:
     if schedule is None:
         return -(-n // block_n)
     if schedule.dynamic:
-        blocks = -(-schedule.facts.entries // len(schedule.rows.mid))
+        blocks = int(-(-schedule.facts.keys_per_query // schedule.block_k))
     else:
         blocks = int(schedule.rows.ptr.diff().max())
     return blocks * (schedule.block_k // block_n)

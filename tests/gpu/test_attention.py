@@ -29,6 +29,7 @@ pytestmark = GPU
 WIDE = (*HEAD_DIMS, 96, 192, 256)
 STRUCTURED = masks.local(150) | masks.butterfly(128) | masks.global_tokens(40)
 GLOBAL = masks.local(100) | masks.global_tokens(64)
+LAST = masks.causal(align="bottom_right")
 PER_HEAD = masks.random_blocks(0.3, block=64, per_head=True)
 HOLE = masks.documents([400, 400, 200]) & ~masks.local(0) & ~masks.global_tokens(300)
 HALF = masks.mask_from(np.random.default_rng(0).random((100, 65500)) < 0.5)
@@ -98,6 +99,13 @@ def test_values_of_another_head_dim(head_dim, v_head_dim, dtype, backend):
     for mask, block in ((STRUCTURED, (128, 128)), (STRUCTURED, (64, 32)), (None, (128, 128))):
         options = {"mask": mask, "block_size": block, "token_major": mask is None}
         check_case(backend, 700, 1000, head_dim, dtype, heads=4, v_head_dim=v_head_dim, **options)
+
+
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("n_q, n_k, mask", [(1, 5000, None), (3, 4097, LAST), (16, 5000, PER_HEAD)])
+def test_few_queries_of_many_keys(n_q, n_k, mask, sink, backend):
+    options = {"heads": 8, "kv_heads": 2, "mask": mask, "sink": sink, "max_scores": sink}
+    check_case(backend, n_q, n_k, 128, torch.bfloat16, batch=2, **options)
 
 
 GROUPED = {"heads": 4, "kv_heads": 2}

@@ -1,13 +1,18 @@
 """The Triton kernels in Triton's interpreter: float32 and float16 against the float64 oracle."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 import masks
 import sparseflash
+from sparseflash import select
 from sparseflash.backends import triton as backend
 from sparseflash.kernels.portable import tma
-from sparseflash.testing import make_qkv
+from sparseflash.testing import make_qkv, relative_error
+from tests import nan_cases
 from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
 from tests.op_cases import INTERPRETED
 from tests.problems import problem_of
@@ -92,3 +97,62 @@ def test_token_strides_that_offsets_inside_a_tile_cannot_hold_are_refused():
         changed = problem._replace(v_strides=(16 * apart, 16 * apart, apart, 1))
         reason = backend.unsupported(changed, "forward")
         assert ("token strides below 2**23" in str(reason)) == refused
+
+
+# ------------------------------------------------------------------ few queries, many keys
+BOTTOM = masks.causal(align="bottom_right")
+GAPS = masks.random_blocks(0.6, block=16, per_head=True)
+GROUPED: dict[str, Any] = {"heads": 4, "kv_heads": 2, "max_scores": True}
+FEW = {
+    "one query": Case(1, 5000, 16, sink=True, **GROUPED),
+    "one query of many heads": Case(1, 1030, 16, batch=3, heads=12, kv_heads=12),
+    "causal": Case(3, 1500, 16, mask=BOTTOM, heads=4, kv_heads=1, sink=True, sink_mean=9.0),
+    "causal, float16": Case(16, 1100, 16, torch.float16, mask=BOTTOM, **GROUPED),
+    "window": Case(16, 2500, 24, mask=masks.local(1200, align="bottom_right"), **GROUPED),
+    "blocks of each head": Case(16, 3000, 16, mask=GAPS, block_size=(16, 32), **GROUPED),
+    "cap": Case(3, 1300, 16, mask=BOTTOM, softcap=1.5, sink=True, v_head_dim=40, **GROUPED),
+    "tokens first": Case(16, 1024, 16, batch=2, token_major=True, scale=0.3, **GROUPED),
+}
+
+
+@pytest.fixture
+def only_few(monkeypatch):
+    """Any other forward fails."""
+    monkeypatch.setattr(backend, "plan_forward", None)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_queries_of_many_keys(name, no_plans, only_few):
+    check(FEW[name], "triton", "cpu")
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1e30])
+def test_few_queries_some_without_a_key_beside_nan(value, no_plans, only_few):
+    seen = torch.rand(2, 4, 3, 1300, generator=torch.Generator().manual_seed(1)) < 0.9
+    seen[:, :2, 1] = False
+    case = Case(3, 1300, 16, batch=2, mask=masks.mask_from(seen.numpy()), sink=True, **GROUPED)
+    for seed, sink in enumerate((True, False)):
+        nan_cases.check(replace(case, seed=seed, sink=sink), "triton", value=value)
+
+
+def position(s, b, h, q, k, n_q, n_k, row, far):
+    return s * row[b, q] - far[h] * abs(k - q + n_q - n_k) / n_k
+
+
+def test_few_queries_of_selections_with_a_score_and_lengths(no_plans, only_few):
+    """Against the reference in float64. One plan serves all selections, and keeps none."""
+    tables = torch.randn(2, 3), torch.rand(4)
+    for seed in range(2):
+        q, k, v = make_qkv(2, 4, 3, 1500, 16, kv_heads=2, seed=seed)
+        picked = select.top_k(70, block_size=16)(q, k.repeat_interleave(2, 1))
+        for mask, lengths, scored in ((picked, None, True), (BOTTOM, [1500, 1100], False)):
+            found = []
+            for dtype, name in ((torch.float32, "triton"), (torch.float64, "reference")):
+                given = [t.to(dtype).requires_grad_() for t in (q, k, v, *tables)]
+                score = sparseflash.score(position)(row=given[3], far=given[4]) if scored else None
+                options: dict[str, Any] = {"lengths": lengths, "score": score, "backend": name}
+                out = sparseflash.attention(given[0], given[1], given[2], mask, **options)
+                leaves = given if scored else given[:3]
+                found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+            for a, b in zip(*found, strict=True):
+                assert relative_error(a, b) < 1e-5
