@@ -194,7 +194,7 @@ PARTS = {
     "documents_first": Part(
         "the same on a CPU", ("passkey:5@256",), (64, 128, 256), blocks=(8,),
         families=("Longformer", "window"), width=1, recipe=(*CPU, "eval_every=200"), seeds="0,1",
-        few={"seeds": "0"},
+        few={"seeds": "0", "lengths": (128, 256)},
     ),
     "tasks": Part(
         "MAD's tasks", ("recall:0", "recall:20", "fuzzy:3", "copy:16", "memory"),
