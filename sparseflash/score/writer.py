@@ -293,8 +293,8 @@ class Writer:
         """Add the gradients of a read in a tile to its buffer."""
         value = self.guarded(read.grad)
         if not unit:
-            at = self.place(read.table, read.index)
-            self.lines.append(f"tl.store({buffer} + {at}, {value}, mask=g != 0.0)")
+            at, inside = self.place_of_pair(read.table, read.index)
+            self.lines.append(f"tl.store({buffer} + {at}, {value}, mask={inside})")
             return
         if read.reach == "d":
             band = Writer(self.score, self.lines, distance="d")
@@ -313,9 +313,10 @@ class Writer:
             f"tl.atomic_add({buffer} + {at}, {number}, mask={value} != 0.0, sem='relaxed')"
         )
 
-    def place(self, number: int, index: tuple[Expression, ...]) -> str:
+    def place(self, number: int, index: tuple[Expression, ...], clamped: bool = True) -> str:
         """Return the offset of an entry. The caller checks that numbers of tokens, heads and batch
-        entries are in the table; any other index is moved into it.
+        entries are in the table, those of tokens beyond the end become the last ones if `clamped`;
+        any other index is moved into the table.
         """
         first, large = self.score.places[number], self.score.rule.kinds[number].large
         at = ""
@@ -325,10 +326,22 @@ class Writer:
                 name = f"tl.minimum(tl.maximum({name}, 0.0), 2.0e9).to(tl.int32)"  # not infinite
             if bare(i) is None:
                 name = f"tl.minimum(tl.maximum({name}, 0), {size} - 1)"
+            elif clamped and bare(i) in ("q", "k") and not self.score.pairs:
+                name = f"tl.minimum({name}, n_{name} - 1)"
             if large:
                 name = f"tl.cast({name}, tl.int64)"
             at = f"({at}) * {size} + {name}" if at else name
         return self.line(at or "0")
+
+    def place_of_pair(self, number: int, index: tuple[Expression, ...]) -> tuple[str, str]:
+        """Return the offset of an entry, and whether its tokens are in the table. Triton joins
+        accesses to neighbours, which minima would hide from it.
+        """
+        sizes = {
+            bare(i): f"args[{self.score.places[number] + 1 + dim}]" for dim, i in enumerate(index)
+        }
+        inside = f"(q < {sizes['q']}) & (k < {sizes['k']})"
+        return self.place(number, index, clamped=False), inside
 
     def _text(self, node: Expression) -> str:
         args = operands(node)
@@ -336,7 +349,10 @@ class Writer:
             return self._sum(node, self)
         if node.op == "load":
             kind = {INT: "tl.int32", REAL: "tl.float32", BOOL: "tl.int1"}[node.kind]
-            at = self.place(node.data, args)
+            if self.score.pairs or not {"q", "k"} <= {*map(bare, args)}:
+                at = self.place(node.data, args)
+            else:
+                at = "{}, mask={}, other=0".format(*self.place_of_pair(node.data, args))
             return f"tl.load(args[{self.score.places[node.data]}] + {at}).to({kind})"
         if node.op == "tanh":
             return self._tanh(node)

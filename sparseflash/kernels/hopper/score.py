@@ -18,11 +18,10 @@ def _hidden(x):
 
 
 @gluon.jit
-def places(row, n_rows, block, n_columns, COLUMNS: gl.constexpr, BLOCK: gl.constexpr,
-           T: gl.constexpr):  # fmt: skip
+def places(row, block, COLUMNS: gl.constexpr, BLOCK: gl.constexpr, T: gl.constexpr):
     """Return the numbers of the 64 tokens from `row` on [64, 1], those of the columns of
-    `entry_blocks` [64, COLUMNS], for tokens beyond the end that of the last, and the distances of
-    keys from queries that a function for Gluon takes. T: the rows are keys.
+    `entry_blocks` [64, COLUMNS], some of them beyond the end, and the distances of keys from
+    queries that a function for Gluon takes. T: the rows are keys.
 
     The distances are two tiles of float32 that add up to them, the second one of constants, and two
     of integers; then the least and the greatest one; then, unless T, the first tile for each row
@@ -39,13 +38,12 @@ def places(row, n_rows, block, n_columns, COLUMNS: gl.constexpr, BLOCK: gl.const
     pair = gl.arange(0, 2, PAIR).expand_dims(0).expand_dims(1).expand_dims(2)
     start = block * BLOCK + lanes * 2
     step = eights(COLUMNS) * 8 % BLOCK + pair  # a compile-time constant of a register
-    columns = as_tile(gl.minimum(start + step, n_columns - 1), COLUMNS)
+    columns = as_tile(start + step, COLUMNS)
     near = start - rows
     if T:
         near = -near
         step = -step
-    own = row + gl.arange(0, 64, gl.SliceLayout(1, accumulator(COLUMNS)))
-    own = gl.minimum(own, n_rows - 1)[:, None]
+    own = (row + gl.arange(0, 64, gl.SliceLayout(1, accumulator(COLUMNS))))[:, None]
     of_row = gl.arange(0, 4, gl.SliceLayout(0, WORDS))[None, :] * 2
     of_row = of_row - gl.arange(0, 64, gl.SliceLayout(1, WORDS))[:, None]  # [64, 4]
     low, high = None, None
@@ -79,7 +77,7 @@ def scored(f, s, numbers, b, h, row, n_rows, block, n_columns, BLOCK: gl.constex
     is a number or, unless T, one for each row and lane [64, 4].
     """
     COLUMNS: gl.constexpr = s.shape[1]
-    own, columns, first = places(row, n_rows, block, n_columns, COLUMNS, BLOCK, T)
+    own, columns, first = places(row, block, COLUMNS, BLOCK, T)
     scale = f.scale_log2 * LN2
     args = f.score_args
     if T:
@@ -103,7 +101,7 @@ def sloped(f, s, ds, kept, numbers, sums, b, h, k_start, n_k, block, n_q, BLOCK:
     far = k_start // SPAN * SPAN - block * BLOCK // SPAN * SPAN
     if len(sums) > 0 and f.BLOCK_D > 64:
         k_start = _hidden(k_start)  # distances are computed again, and not kept in registers
-    k, q, first = places(k_start, n_k, block, n_q, s.shape[1], BLOCK, True)
+    k, q, first = places(k_start, block, s.shape[1], BLOCK, True)
     ds, values = f.SLOPE(
         s, f.scale_log2 * LN2, ds, kept, numbers, b, h, q, k, n_q, n_k, first, far, f.score_args,
         (), ds.shape[1], 64, True, True,

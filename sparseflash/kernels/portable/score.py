@@ -81,12 +81,10 @@ def sums_by_distance(x, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def places(
-    q_start, k_start, n_q, n_k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr
-):
-    """Return the numbers of the queries and keys of a tile, for those beyond the end the last."""
-    q = tl.minimum(q_start + tl.arange(0, BLOCK_M), n_q - 1).to(tl.int32)
-    k = tl.minimum(k_start + tl.arange(0, BLOCK_N), n_k - 1).to(tl.int32)
+def places(q_start, k_start, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr):
+    """Return the numbers of the queries and keys of a tile, some of them beyond the end."""
+    q = (q_start + tl.arange(0, BLOCK_M)).to(tl.int32)
+    k = (k_start + tl.arange(0, BLOCK_N)).to(tl.int32)
     return (q[None, :], k[:, None]) if T else (q[:, None], k[None, :])
 
 
@@ -99,7 +97,7 @@ def scored(
     """Return what makes logits of products s [BLOCK_M, BLOCK_N], or their transpose: x, unit and
     add, so that they are x unit + add in base 2, and what `sloped` takes of them.
     """
-    q, k = places(q_start, k_start, n_q, n_k, BLOCK_M, BLOCK_N, T)
+    q, k = places(q_start, k_start, BLOCK_M, BLOCK_N, T)
     b, h, first = b.to(tl.int32), h.to(tl.int32), k_start - q_start
     return SCORE(s, scale, numbers, b, h, q, k, n_q, n_k, first, args, BLOCK_M, BLOCK_N, T, FAST)
 
@@ -113,7 +111,7 @@ def sloped(
     """Return the gradient of the scaled products, of that of the logits, and the sums with those
     of this tile.
     """
-    q, k = places(q_start, k_start, n_q, n_k, BLOCK_M, BLOCK_N, T)
+    q, k = places(q_start, k_start, BLOCK_M, BLOCK_N, T)
     b, h, first = b.to(tl.int32), h.to(tl.int32), k_start - q_start
     far = k_start // SPAN * SPAN - q_start // SPAN * SPAN
     return SLOPE(
