@@ -9,6 +9,7 @@ from torch import Tensor
 from masks import BlockLists, BlockMask, Mask
 from masks.spec import find
 from sparseflash.backends.cpu_choices import block_size_for
+from sparseflash.backends.layouts import WITH_COPIES, CopiesBackward, CopiesForward, copies_for
 from sparseflash.backends.protocol import (
     Backward,
     Forward,
@@ -107,12 +108,22 @@ def plan_for(
         size = block_size_for(mask, *extents[:2], problem.heads) if on_cpu else 128
         schedule = schedule_for(mask, *extents, problem.device, size, kv_heads=problem.kv_heads)
     few = forward.name in ("hopper", "triton") and is_for_few(problem, schedule and schedule.facts)
-    run_forward = (FewQueries if few else forward.plan_forward)(problem, schedule)
-    run_backward = backward.plan_backward(problem, schedule) if backward else None
+    copies, cut = None, problem  # what the kernels run
+    named = [backend.name for backend in (forward, backward) if backend is not None]
+    if not few and set(named) <= WITH_COPIES:
+        copies = copies_for(problem, schedule)
+    if copies is not None:
+        cut, schedule = copies.problem(problem), copies.schedule
+    run_forward = (FewQueries if few else forward.plan_forward)(cut, schedule)
+    run_backward = backward.plan_backward(cut, schedule) if backward else None
+    if copies is not None:
+        run_forward = CopiesForward(run_forward, copies)
+        run_backward = run_backward and CopiesBackward(run_backward, copies)
     walks: list[Walk | None] = [None, None]
     tensors: list[Tensor] = []
     if not dynamic:
         tensors += as_tensors(schedule)[0] if schedule else []
+        tensors += [copies.index] if copies else []
         for i, run in enumerate((run_forward, run_backward)):
             if run is not None:
                 walk = walks[i] = _walk(schedule, run.specs, problem)

@@ -213,9 +213,9 @@ def to_device(blocks: BlockMask, device: torch.device, group: int = 1) -> Schedu
         slice_ = (slice_[:, None] * group + torch.arange(group, device=device)).flatten()
         row, col, tile = (x.repeat_interleave(group) for x in (row % blocks.rows, col, tile))
         row = slice_ * blocks.rows + row
-    by_row = _lists(row, col, tile, slices * blocks.rows)
+    by_row = block_lists(row, col, tile, slices * blocks.rows)
     key_row = slice_ * blocks.cols + col
-    by_col = _lists(key_row, row % blocks.rows, tile, slices * blocks.cols)
+    by_col = block_lists(key_row, row % blocks.rows, tile, slices * blocks.cols)
     extents = (blocks.batch, blocks.heads * group, blocks.n_q, blocks.n_k)
     n_partial = int((tile != FULL).sum())
     return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
@@ -250,7 +250,7 @@ def _cut_tails(
     return torch.where((tile == FULL) & (cut > 0), first_edge - 1 + cut, tile)
 
 
-def _lists(row: Tensor, idx: Tensor, tile: Tensor, n_rows: int) -> BlockLists:
+def block_lists(row: Tensor, idx: Tensor, tile: Tensor, n_rows: int) -> BlockLists:
     """Sort blocks into their rows, partial before full; the order within each stays."""
     full = (tile == FULL).long()
     order = torch.sort(row * 2 + full, stable=True).indices

@@ -1,5 +1,6 @@
 """The Triton kernels in Triton's interpreter: float32 and float16 against the float64 oracle."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 import masks
 import sparseflash
 from sparseflash import select
+from sparseflash.backends import layouts
 from sparseflash.backends import triton as backend
 from sparseflash.kernels.portable import tma
+from sparseflash.schedule.blocks import schedule_for
 from sparseflash.testing import make_qkv, relative_error
 from tests import nan_cases
 from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
-from tests.op_cases import INTERPRETED
+from tests.op_cases import INTERPRETED, plans
 from tests.problems import problem_of
 
 pytestmark = INTERPRETED
@@ -156,3 +159,61 @@ def test_few_queries_of_selections_with_a_score_and_lengths(no_plans, only_few):
                 found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
             for a, b in zip(*found, strict=True):
                 assert relative_error(a, b) < 1e-5
+
+
+# ---------------------------------------------------------------- copies of single keys
+def lines(rng: random.Random, n: int) -> masks.Mask:
+    """Columns, most of them the only one in their block, with diagonals or without."""
+    columns = tuple(rng.sample(range(n), 6))
+    near = tuple(range(rng.randrange(1, 12)))
+    slashes = masks.vertical_slash(columns, near, align="bottom_right")
+    return rng.choice([slashes, masks.keys_at(columns), masks.keys_at(columns) & masks.causal()])
+
+
+@pytest.mark.parametrize("seed", [4, 5, 7, 9, 12, 13, 15, 17])  # they have enough to copy
+def test_copies_of_single_keys(seed, monkeypatch, no_plans):
+    monkeypatch.setattr(layouts, "PAIRS_PER_COPY", 0)
+    rng = random.Random(seed)
+    n, kv_heads = rng.randrange(200, 300), rng.choice([1, 2])
+    heads = kv_heads * rng.choice([1, 2])
+    mask = lines(rng, n)
+    if seed % 2:  # columns of each head
+        mask = masks.heads(*(lines(rng, n) for _ in range(heads)))
+    case = Case(
+        rng.randrange(170, n), n, 16, mask=mask, block_size=(16, rng.choice([16, 32, 48])),
+        heads=heads, kv_heads=kv_heads, batch=rng.choice([1, 2]), token_major=seed % 3 == 0,
+        v_head_dim=32, seed=seed, sink=seed % 4 == 0, max_scores=True,
+    )  # fmt: skip
+    check(case, "triton", "cpu")
+    assert all(isinstance(plan.run_forward, layouts.CopiesForward) for plan in plans())
+
+
+def test_copies_spread_no_nan(monkeypatch, no_plans):
+    monkeypatch.setattr(layouts, "PAIRS_PER_COPY", 0)
+    mask = masks.keys_at((40, 90, 130)).build(200, 200, 16)
+    q, k, v = make_qkv(1, 1, 200, 200, 16, requires_grad=True)
+    with torch.no_grad():  # of no query
+        k[:, :, [0, 199]] = v[:, :, [0, 199]] = torch.nan
+    out = sparseflash.attention(q, k, v, mask, backend="triton")
+    gradients = torch.autograd.grad(out.sum(), (q, k, v))
+    assert isinstance(plans()[0].run_forward, layouts.CopiesForward)
+    assert all(t.isfinite().all() for t in (out, *gradients))
+
+
+def test_copies_where_they_save_time(no_plans):
+    """Verticals at a few hundred places need copies; other masks, and short sequences, do not."""
+    columns, n = tuple(range(50, 8192, 37)), 8192
+    lone, near = masks.vertical_slash(columns, tuple(range(512))), masks.local(256)
+    q, k, v = (torch.empty(1, 8, n, 64, device="meta") for _ in range(3))
+
+    def entries(mask: masks.Mask, dropout_p: float = 0.0) -> tuple[int, int | None]:
+        problem = problem_of(q, k, v, mask, dropout_p=dropout_p)
+        schedule = schedule_for(mask, n, n, 1, 8, "cpu")
+        copies = layouts.copies_for(problem._replace(device=torch.device("cpu")), schedule)
+        return len(schedule.rows.idx), copies and len(copies.schedule.rows.idx)
+
+    before, after = entries(lone)
+    assert after is not None and before > 4 * after
+    for mask in (near, masks.causal(), masks.keys_at((9,)) | near):
+        assert entries(mask)[1] is None
+    assert entries(lone, 0.1)[1] is None
