@@ -122,8 +122,7 @@ def plan_for(
     walks: list[Walk | None] = [None, None]
     tensors: list[Tensor] = []
     if not dynamic:
-        tensors += as_tensors(schedule)[0] if schedule else []
-        tensors += [copies.index] if copies else []
+        tensors += copies.tensors if copies else as_tensors(schedule)[0] if schedule else []
         for i, run in enumerate((run_forward, run_backward)):
             if run is not None:
                 walk = walks[i] = _walk(schedule, run.specs, problem)

@@ -38,10 +38,14 @@ _MOST_BYTES = 2**28  # of new bit tiles
 class Copies(NamedTuple):
     """Which keys are copied, and the schedule of all keys and copies."""
 
-    # int64 (1 or B, 1 or H_kv, G, copies): of keys, for the query heads of a key head or, where G
-    # is 1, for all; -1: zeros that nobody attends to
-    index: Tensor
+    # of keys, for the query heads of a key head or, where G is 1, for all
+    index: Tensor  # int64 (1 or B, 1 or H_kv, G, copies)
+    spare: Tensor  # bool, likewise: zeros that nobody attends to
     schedule: Schedule
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.index, self.spare, *as_tensors(self.schedule)[0]]
 
     def problem(self, problem: Problem) -> Problem:
         """Return the problem of the kernels, for the problem of a call."""
@@ -59,22 +63,20 @@ class Copies(NamedTuple):
 
     def extend(self, t: Tensor) -> Tensor:
         """Return k or v (B, H_kv, n, D) with zeros up to a whole block, then the copies."""
-        index = self.index.flatten(2).expand(*t.shape[:2], -1)[..., None]
-        copied = t.gather(2, index.clamp(min=0).expand(-1, -1, -1, t.shape[3]))
-        rest = t.new_zeros(
-            *t.shape[:2], self.schedule.n_k - t.shape[2] - index.shape[2], t.shape[3]
-        )
-        return torch.cat([t, rest, copied.masked_fill_(index < 0, 0.0)], 2)
+        index = self.index.flatten(2)[..., None].expand(*t.shape[:2], -1, t.shape[3])
+        copied = t.gather(2, index).masked_fill_(self.spare.flatten(2)[..., None], 0.0)
+        rest = self.schedule.n_k - t.shape[2] - copied.shape[2]
+        return torch.cat([t, t.new_zeros(*t.shape[:2], rest, t.shape[3]), copied], 2)
 
     def fold(self, d: Tensor, like: Tensor) -> Tensor:
         """Return the gradient of `like`, k or v, from that of `extend`."""
         found = torch.empty_like(like).copy_(d[:, :, : like.shape[2]])
         heads, n = self.index.shape[2:]
         for i in range(heads):  # one after the other: a key has one copy in each
-            index = self.index[:, :, i].expand(*like.shape[:2], -1)[..., None]
             first = d.shape[2] - (heads - i) * n
-            copied = d[:, :, first : first + n].masked_fill(index < 0, 0.0)
-            found.scatter_add_(2, index.clamp(min=0).expand_as(copied), copied)
+            copied = d[:, :, first : first + n].masked_fill(self.spare[:, :, i, :, None], 0.0)
+            index = self.index[:, :, i, :, None].expand_as(copied)
+            found.scatter_add_(2, index, copied)
         return found
 
 
@@ -121,7 +123,7 @@ def copies_for(problem: Problem, schedule: Schedule | None) -> Copies | None:
     if found is None:
         made = persistent(partial(_copies, schedule, group), problem.device)
         found = (made,)
-        cache.put(key, found, [made.index, *as_tensors(made.schedule)[0]] if made else ())
+        cache.put(key, found, made.tensors if made else ())
     (copies,) = found
     if copies is None:
         return None
@@ -216,4 +218,4 @@ def _copies(schedule: Schedule, group: int) -> Copies | None:
     of_slice, key = keys.nonzero(as_tuple=True)
     index[of_slice, rank[of_slice, key]] = key
     index = index.view(schedule.batch, schedule.heads // group, group, -1)
-    return Copies(index, made)
+    return Copies(index.clamp(min=0), index < 0, made)
