@@ -45,7 +45,8 @@ from experiments.lra import published
 from experiments.lra.runs import unpacked
 
 ROOT = Path(__file__).parents[2]
-TABLE = re.compile(r"(<!-- ({{.*}}) -->\n\n)((?:\S.*\n)*)")  # a comment and the block below it
+# a comment, and below it the lines about a table, if there are any, and the table
+TABLE = re.compile(r"(<!-- ({{.*}}) -->\n\n)((?:[^|\s].*\n)+\n(?=\|))?((?:\S.*\n)*)")
 RESULTS, TEMPLATES = ROOT / "docs" / "results", ROOT / "docs" / "templates"
 
 
@@ -72,10 +73,13 @@ def pages() -> dict[Path, str]:
 
     def table(match: re.Match[str]) -> str:
         text = made.from_string(match[2]).render().strip()
-        if "\n\n" in text:
+        about = text.count("\n\n")  # 1: lines about the table
+        if about > 1:
             raise ValueError(f"{match[2]} makes more than a table: write a template")
-        other = (match[3][:1] == "|") != (text[:1] == "|")  # a paragraph, say: not to be replaced
-        return f"{match[1]}{text}\n" + f"\n{match[3]}" * other
+        old = f"{match[3] or ''}{match[4]}"
+        is_table = (block.rpartition("\n\n")[2][:1] == "|" for block in (text, old.rstrip()))
+        same = len({*is_table}) == 1 and about == old.rstrip().count("\n\n")
+        return f"{match[1]}{text}\n" + f"\n{old}" * (not same)  # other text is not replaced
 
     for page in (ROOT / "README.md", *sorted(RESULTS.glob("*.md"))):
         if page not in found:
