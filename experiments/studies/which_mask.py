@@ -181,14 +181,15 @@ PARTS = {
     ),
     "lengths": Part(
         "accuracy against length", ("passkey:5", "variables:2"), (1024, 2048, 4096, 16384),
-        (0.135,), blocks=(32,), recipe=(*GPU, *RECIPE, "batch=8"),
+        (0.135,), blocks=(32,), recipe=(*GPU, *RECIPE, "batch=8", "val_tokens=2097152"),
         few={"data": ("passkey:5",), "lengths": (1024, 4096, 16384),
              "families": ("window", "random", "Longformer", "MoBA")},
     ),
     "documents": Part(
         "accuracy against the tokens read of a document", ("passkey:5@65536",),
         tuple(2**i for i in range(9, 17)), blocks=(64,), families=("Longformer", "window"),
-        width=1, recipe=(*GPU, *RECIPE, "batch=8"), seeds="0,1",
+        width=1, seeds="0,1",
+        recipe=(*GPU, *RECIPE, "batch=8", "val_tokens=4194304", "eval_every=1000"),
         few={"data": ("passkey:5@16384",), "lengths": tuple(2**i for i in range(9, 15))},
     ),
     "documents_first": Part(
