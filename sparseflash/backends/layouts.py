@@ -33,6 +33,7 @@ PAIRS_PER_COPY = 256  # pairs that are computed in the time of copying a key and
 LEAST_GAIN = 1.25  # entries before, for each one after
 _OFTEN = 8  # query blocks that allow the same keys of a block
 _MOST_BYTES = 2**28  # of new bit tiles
+_MOST_COLUMNS = 2**25  # that move, over all entries: lists are made with about 80 bytes for each
 
 
 class Copies(NamedTuple):
@@ -169,6 +170,8 @@ def _copies(schedule: Schedule, group: int) -> Copies | None:
     used = some[of_tile]
     of_kind, column = used.nonzero(as_tuple=True)
     n = used.sum(1)
+    if int(n[of].sum()) > _MOST_COLUMNS:
+        return None
     own = torch.arange(len(of), device=device).repeat_interleave(n[of])
     before = n[of].cumsum(0) - n[of]
     column_at = torch.arange(len(own), device=device) - before[own] + (n.cumsum(0) - n)[of][own]
