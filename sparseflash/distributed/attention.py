@@ -75,7 +75,7 @@ class Call(NamedTuple):
             dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
             return empty_out(q, v).zero_(), q.new_full(q.shape[:3], -torch.inf, dtype=dtype)
         options = self.options(places, len(q))
-        return torch.ops.sparseflash.forward(q, k, v, mask.key, *options, True)[:2]
+        return torch.ops.sparseflash.forward(q, k, v, mask.key, *options)[:2]
 
     def backward(
         self, queries: "Queries", k: Tensor, v: Tensor, mask: BlockMask | None, places: Places

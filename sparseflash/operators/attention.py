@@ -1,5 +1,6 @@
-"""The operators sparseflash::forward and sparseflash::backward, which torch.compile, autograd and
-opcheck see, and the eager path, which leaves them out where nothing has to see them.
+"""The operators sparseflash::forward, sparseflash::backward and, for calls without gradients,
+sparseflash::inference, which torch.compile, autograd and opcheck see, and the eager path, which
+leaves them out where nothing has to see them.
 
 A mask crosses an operator as its key, a schedule made at run time as its tensors and ints. Inside,
 the plan of the call is found in the cache, as in an eager call.
@@ -7,6 +8,7 @@ the plan of the call is found in the cache, as in an eager call.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +32,11 @@ CALL = (
     " float? scale, float dropout_p, bool deterministic, str backend, str score,"
     " bool keyed, bool max_scores"
 )
-torch.library.define(
-    "sparseflash::forward",
-    # max_scores is empty where the call does not ask for it
-    f"(Tensor q, Tensor k, Tensor v, {CALL}, bool needs_grad)"
-    " -> (Tensor out, Tensor lse, Tensor max_scores)",
-)
+# max_scores is empty where the call does not ask for it
+FORWARD = f"(Tensor q, Tensor k, Tensor v, {CALL}) -> (Tensor out, Tensor lse, Tensor max_scores)"
+torch.library.define("sparseflash::forward", FORWARD)
+# autograd's layer in Python would take 10 us of every call
+torch.library.define("sparseflash::inference", FORWARD)
 torch.library.define(
     "sparseflash::backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
@@ -73,8 +74,9 @@ def call_operator(request: Request, seed: int | Tensor | None) -> Results:
         constants = Constants(key, numbers, options, len(terms.flat))
         found = _Functional.apply(q, k, v, seed, *terms.flat, *(tensors or ()), constants)
     else:
-        call = key, tensors, numbers, seed, *_listed(terms), *options, needs_grad
-        found = torch.ops.sparseflash.forward(q, k, v, *call)
+        operators = torch.ops.sparseflash
+        run = operators.forward if needs_grad else operators.inference
+        found = run(q, k, v, key, tensors, numbers, seed, *_listed(terms), *options)
     out, lse, max_scores = found
     return Results(out, lse, max_scores if options.max_scores else None)
 
@@ -163,7 +165,7 @@ class _Functional(torch.autograd.Function):
 
     @staticmethod
     def forward(q, k, v, *rest):  # type: ignore[override]
-        return torch.ops.sparseflash.forward(q, k, v, *_call(*rest), True)
+        return torch.ops.sparseflash.forward(q, k, v, *_call(*rest))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -275,10 +277,9 @@ def _unlisted(call: Sequence[Any]) -> TermTensors:
     return TermTensors(call[0], tuple(call[1] or ()))
 
 
-@torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
-def _forward(q, k, v, mask, schedule, numbers, seed, *call):
-    *options, needs_grad = call[N_TERMS:]
-    plan, made = _find_plan((q, k, v), mask, schedule, numbers, Options(*options), needs_grad)
+def _forward(needs_grad, q, k, v, mask, schedule, numbers, seed, *call):
+    options = Options(*call[N_TERMS:])
+    plan, made = _find_plan((q, k, v), mask, schedule, numbers, options, needs_grad)
     with no_autocast(q):
         found = plan.forward(q, k, v, seed, _unlisted(call), made)
     return tuple(q.new_empty(0, dtype=found.lse.dtype) if t is None else t for t in found)
@@ -295,10 +296,9 @@ def _backward(dout, dlse, q, k, v, out, lse, *call):
     return *none[:4], none[4:]
 
 
-@torch.library.register_fake("sparseflash::forward")
 def _forward_fake(q, k, v, *call):
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    *_, wanted, _needs_grad = call  # the last of `Options` is max_scores
+    *_, wanted = call  # the last of `Options` is max_scores
     lse = q.new_empty(q.shape[:3], dtype=dtype)
     return empty_out(q, v), lse, torch.empty_like(lse) if wanted else lse.new_empty(0)
 
@@ -315,7 +315,7 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, *call):
 
 
 def _save(ctx, inputs, output):
-    q, k, v, mask, schedule, numbers, seed, *rest, _needs_grad = inputs
+    q, k, v, mask, schedule, numbers, seed, *rest = inputs
     out, lse, max_scores = output
     ctx.mark_non_differentiable(max_scores)
     terms = _unlisted(rest).flat
@@ -334,7 +334,7 @@ def _differentiate(ctx, dout, dlse, _):
         dout, dlse, q, k, v, out, lse, *_call(*rest, ctx.constants)
     )
     *others, tables = TermTensors.of(_of_terms(others, ctx.constants.options, terms))
-    no_options = (None for _ in (*ctx.constants.options, "needs_grad"))
+    no_options = (None for _ in ctx.constants.options)
     no_schedule = [None] * len(schedule) or None
     return dq, dk, dv, None, no_schedule, None, None, *others, list(tables) or None, *no_options
 
@@ -345,5 +345,9 @@ def refuse_second_derivative(ctx, *gradients):
     )
 
 
+for _name in ("forward", "inference"):
+    _run = partial(_forward, _name == "forward")
+    torch.library.impl(f"sparseflash::{_name}", ("CPU", "CUDA"))(_run)
+    torch.library.register_fake(f"sparseflash::{_name}")(_forward_fake)
 torch.library.register_autograd("sparseflash::forward", _differentiate, setup_context=_save)
 torch.library.register_autograd("sparseflash::backward", refuse_second_derivative)

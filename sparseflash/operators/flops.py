@@ -20,13 +20,13 @@ def register() -> None:
     module: Any = sys.modules.get("torch.utils.flop_counter")
     if module is None:
         return
+    ops = torch.ops.sparseflash
+    formulas = {ops.forward: _forward, ops.inference: _forward, ops.backward: _backward}
     counters = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())
     known: Any
     for known in (module, *counters):
         if hasattr(known, "flop_registry"):
-            known.flop_registry.update(
-                {torch.ops.sparseflash.forward: _forward, torch.ops.sparseflash.backward: _backward}
-            )
+            known.flop_registry.update(formulas)
 
 
 def _count(

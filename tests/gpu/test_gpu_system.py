@@ -125,8 +125,8 @@ def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, back
     )  # fmt: skip
     with_gradient = [t.detach().requires_grad_() for t in qkv]
     forward = torch.ops.sparseflash.forward
-    torch.library.opcheck(forward.default, (*with_gradient, *arguments[3:], True))
-    out, lse, _ = forward(*arguments, True)
+    torch.library.opcheck(forward.default, (*with_gradient, *arguments[3:]))
+    out, lse, _ = forward(*arguments)
     for dlse in (None, torch.ones_like(lse)):
         torch.library.opcheck(
             torch.ops.sparseflash.backward.default,

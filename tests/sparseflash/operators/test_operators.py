@@ -73,16 +73,18 @@ calls = pytest.mark.parametrize(
 @calls
 def test_opcheck_accepts_forward(backend, mask, dropout_p, layout, v_head_dim, tests):
     arguments = operator_arguments(backend, mask, dropout_p, layout, v_head_dim=v_head_dim)
-    arguments = (*detached(arguments[:3]), *arguments[3:], True)
+    arguments = (*detached(arguments[:3]), *arguments[3:])
     forward = torch.ops.sparseflash.forward.default
     torch.library.opcheck(forward, arguments, test_utils=tests)
+    without = (*(t.detach() for t in arguments[:3]), *arguments[3:])
+    torch.library.opcheck(torch.ops.sparseflash.inference.default, without, test_utils=tests)
 
 
 @calls
 def test_opcheck_accepts_backward(backend, mask, dropout_p, layout, v_head_dim, tests):
     """With a gradient of the LSE for every other layout."""
     arguments = operator_arguments(backend, mask, dropout_p, layout, v_head_dim=v_head_dim)
-    out, lse, _ = torch.ops.sparseflash.forward(*arguments, True)
+    out, lse, _ = torch.ops.sparseflash.forward(*arguments)
     lse_gradient = list(LAYOUTS).index(layout) % 2
     cotangents = torch.ones_like(out), torch.ones_like(lse) if lse_gradient else None
     arguments = (*cotangents, *arguments[:3], out, lse, *arguments[3:])
