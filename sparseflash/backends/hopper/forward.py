@@ -12,6 +12,7 @@ from sparseflash.kernels.common.device import multiprocessors
 from sparseflash.kernels.common.launch import Launch, zeroed_counter
 from sparseflash.kernels.common.shapes import scale_log2
 from sparseflash.kernels.hopper.configs import (
+    PACKED_GAIN,
     SHARED_KEYS,
     TALL_GAIN,
     TALL_KEYS,
@@ -74,7 +75,8 @@ class Forward:
         self._launch(everything, arguments, lists[:4], (given, shapes))
         if lists.n_parts:
             merged = (*parts, out, lse, sink, part_max, max_scores)
-            self._merge(merged, lambda: _merge_arguments(lists, *merged), [lists.merge], given)
+            arguments = lambda: _merge_arguments(lists, self.tiles.pack, *merged)  # noqa: E731
+            self._merge(merged, arguments, [lists.merge], given)
         return Results(out, lse, max_scores)
 
     def _arguments(self, lists, tensors, tables):
@@ -89,8 +91,10 @@ class Forward:
         columns, columns_v = columns_in_use(q.shape[3]), columns_in_use(v.shape[3])
         width, width_v = panel(tiles.width, columns), panel(tiles.width_v, columns_v)
         args = (
-            descriptor(q, 64, width), descriptor(k, piece, _panel(width, lists)),
-            descriptor(v, piece, _panel(width_v, lists)), descriptor(out, 64, width_v),
+            descriptor(q, 64 // tiles.pack, width, tiles.pack),
+            descriptor(k, piece, _panel(width, lists)),
+            descriptor(v, piece, _panel(width_v, lists)),
+            descriptor(out, 64 // tiles.pack, width_v, tiles.pack),
             out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
             n_q, v.shape[3], heads, heads // v.shape[1], n_bh, together,
@@ -136,8 +140,15 @@ def forward_tiles_for(
     usual, tall = forward_tiles(*given), forward_tiles(*given, tall=True)
     if problem.options.score:  # a third consumer has no registers for it
         return usual._replace(minor=64) if rule_of(problem.options.score).paired else usual
-    if usual == tall or problem.options.dropout_p or (facts is not None and schedule is None):
+    if problem.options.dropout_p or (facts is not None and schedule is None):
         return usual  # with dropout a third consumer would spill
+    if facts is not None and facts.heads == 1 and (packed := _packed_heads(problem, block_q)):
+        few = forward_tiles(*given, packed=packed)
+        keys, own = (_mean_keys(tiles, problem, schedule) for tiles in (usual, few))
+        if keys > PACKED_GAIN * own:
+            return few
+    if usual == tall:
+        return usual
     most, least = (_most_queries(tiles, problem, sms) for tiles in (tall, usual))
     if most > TALL_GAIN * least:  # whatever they attend to
         return usual
@@ -157,6 +168,17 @@ def _have_twins(problem: Problem, facts: ScheduleFacts | None) -> bool:
     if max(problem.head_dim, problem.head_dim_v) <= 64 and keys < SHARED_KEYS:
         return False
     return not isinstance(problem.mask, ScheduleFacts) or problem.mask.block_k % 128 == 0
+
+
+def _packed_heads(problem: Problem, block_q: int) -> int:
+    """Return the query heads that fill tiles of one block below 64: for two consumers, or for one
+    up to head dim 128; else 0.
+    """
+    block = block_q & -block_q
+    if block >= 64:
+        return 0
+    rows = (128,) if max(problem.head_dim, problem.head_dim_v) > 128 else (128, 64)
+    return next((n // block for n in rows if problem.group % (n // block) == 0), 0)
 
 
 def _most_queries(tiles: ForwardTiles, problem: Problem, sms: int) -> float:
@@ -198,7 +220,7 @@ def _registers(tiles: ForwardTiles) -> dict[str, int]:
 
 
 def _merge_arguments(
-    lists: TileLists, part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor,
+    lists: TileLists, pack: int, part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor,
     sink: Tensor | None, part_max: Tensor | None, max_scores: Tensor | None,
 ) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """Return the launch of the kernel that merges the parts of split tiles."""
@@ -209,4 +231,5 @@ def _merge_arguments(
         part_out, part_lse, lists.merge, out, lse, sink, part_max, max_scores, n_split,
         lists.n_parts, lists.batch, lists.heads, heads, n_q, head_dim_v, *out.stride()[:3],
     )  # fmt: skip
-    return grid, args, {"BLOCK_M": lists.major, "BLOCK_DV": part_out.shape[-1], "ROWS": rows}
+    shape = {"BLOCK_M": lists.major, "BLOCK_DV": part_out.shape[-1], "ROWS": rows, "PACK": pack}
+    return grid, args, shape

@@ -20,8 +20,8 @@ def panel(width: int, columns: int) -> int:
     return width if width - columns < 64 else 64
 
 
-def descriptor(t: Tensor, rows: int, width: int) -> Any:
-    """Of (rows, width) of a tensor (B, H, N, D); beyond N and D TMA reads zeros, and writes
+def descriptor(t: Tensor, rows: int, width: int, heads: int = 1) -> Any:
+    """Of (heads, rows, width) of a tensor (B, H, N, D); beyond N and D TMA reads zeros, and writes
     nothing.
     """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -29,8 +29,9 @@ def descriptor(t: Tensor, rows: int, width: int) -> Any:
     shape = list(t.shape)
     # the stride of an axis of one is not used, but it must be legal
     strides = [8 if n == 1 else s for n, s in zip(shape[:3], t.stride()[:3], strict=True)]
-    block = [1, 1, rows, width]
-    return TensorDescriptor(t, shape, [*strides, 1], block, _shared_layout(rows, width, t.dtype))
+    block = [1, heads, rows, width]
+    layout = _shared_layout(heads * rows, width, t.dtype)
+    return TensorDescriptor(t, shape, [*strides, 1], block, layout)
 
 
 def vector_descriptor(t: Tensor, rows: int) -> Any:

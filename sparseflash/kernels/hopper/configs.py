@@ -31,6 +31,11 @@ class ForwardTiles(NamedTuple):
     def major(self) -> int:
         return 64 * self.consumers // self.heads
 
+    @property
+    def pack(self) -> int:
+        """Heads of a consumer, side by side."""
+        return max(1, self.heads // self.consumers)
+
 
 # Tiles of two heads run one program to a multiprocessor: with fewer of them, some would be idle.
 _FILL = 132
@@ -40,19 +45,23 @@ _FILL = 132
 # them takes longer to begin and to end. Measured on an H200.
 TALL_GAIN = 1.15
 TALL_KEYS = 64
+# Blocks below 64 have tiles of several heads where others would compute so much more.
+PACKED_GAIN = 1.2
 # At head dims up to 64, two heads share a tile from so many keys to a query on.
 SHARED_KEYS = 768
 
 
 @cache
 def forward_tiles(
-    head_dim: int, head_dim_v: int, block_q: int, n_q: int, twins: int = 0, *, tall: bool = False
-) -> ForwardTiles:
+    head_dim: int, head_dim_v: int, block_q: int, n_q: int, twins: int = 0, *, tall: bool = False,
+    packed: int = 0,
+) -> ForwardTiles:  # fmt: skip
     """For a mask with blocks of block_q queries.
 
     twins: pairs of query heads, over the batch, that have keys and mask in common. Where blocks
     fill half a tile only, the two share it: K and V are copied once for both.
     tall: with a third consumer where there are registers for it, at head dims from 33 to 64.
+    packed: heads of a tile of one query block below 64, which have keys and mask in common.
     """
     width, width_v = padded(head_dim), padded(head_dim_v)
     widest = max(width, width_v)
@@ -60,6 +69,8 @@ def forward_tiles(
     tall = tall and width == width_v == 64
     half = not tall and (block_q % 128 != 0 or n_q <= 64)
     shared = half and twins * -(-n_q // 64) >= _FILL
+    if packed:
+        shared = packed * (block_q & -block_q) == 128
     small = half and not shared and not drain
     consumers, programs = (3, 1) if tall else (1, 2) if small else (2, 1)
     minor = 64 if drain or (small and widest > 64) else 128  # shared memory
@@ -75,7 +86,7 @@ def forward_tiles(
     pairs = stages > 2 and not more and not drain
     return ForwardTiles(
         consumers, minor, width, width_v, stages, stages + more, drain, pairs, programs,
-        heads=2 if shared else 1,
+        heads=packed or (2 if shared else 1),
     )  # fmt: skip
 
 

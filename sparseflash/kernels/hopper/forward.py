@@ -3,10 +3,11 @@
 docs/internals/kernels.md has the mathematics, docs/internals/hopper.md the pipeline.
 
 Persistent: as many programs as run at a time. Warps: one to three consumer warpgroups of 64 query
-rows each, of one head or of two that share keys, a producer that copies tiles in, a scheduler that
-claims work from a counter, and a storer that copies O out of the place of Q. The pipeline of blocks
-runs through the boundaries of tiles: the first product of a tile is in flight together with the
-last one of the tile before. Where that takes too much shared memory (DRAIN), it ends with a tile.
+rows each, of one head or of several that share keys, a producer that copies tiles in, a scheduler
+that claims work from a counter, and a storer that copies O out of the place of Q. The pipeline of
+blocks runs through the boundaries of tiles: the first product of a tile is in flight together with
+the last one of the tile before. Where that takes too much shared memory (DRAIN), it ends with a
+tile.
 """
 
 from triton.experimental import gluon
@@ -176,7 +177,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
         n_partial = read(record, slot, N_PARTIAL, WARPGROUP)
         n = read(record, slot, N_ENTRIES, WARPGROUP)
         bh = read(record, slot, BATCH, WARPGROUP) * f.heads + read(record, slot, HEAD, WARPGROUP)
-        bh += CONSUMER % f.HEADS
+        bh += CONSUMER % f.HEADS * f.PACK
         part = read(record, slot, PART, WARPGROUP)
         bit = read(record, slot, FIRST_BIT, WARPGROUP)
         if tile >= 0:
@@ -346,9 +347,9 @@ def attention_forward(
     lse (B, H_q, N_q), and the row maxima like lse, unless max_ptr is None.
 
     BLOCK_D and BLOCK_DV are the padded head dims, COLUMNS and COLUMNS_V what is multiplied of them.
-    Tiles are BLOCK_M queries of each of HEADS heads, 64 to a consumer, x BLOCK_N keys; K and V have
-    rings of K_STAGES and V_STAGES of them, with PAIRS one for both. Parts of a split tile go to
-    part_out (B * H_q, n_parts, BLOCK_M, BLOCK_DV), part_lse and part_max, for `merge_parts`.
+    Tiles are BLOCK_M queries of each of HEADS heads, 64 rows to a consumer, x BLOCK_N keys; K and V
+    have rings of K_STAGES and V_STAGES of them, with PAIRS one for both. Parts of a split tile go
+    to part_out (B * H_q, n_parts, BLOCK_M, BLOCK_DV), part_lse and part_max, for `merge_parts`.
 
     SCORE gives the logits, of score_args; see `score.by_triton`. The last is N_k.
     """
@@ -405,7 +406,8 @@ def attention_forward(
         stride_b=stride_b, stride_h=stride_h, stride_n=stride_n,
         part_out=part_out_ptr, part_lse=part_lse_ptr, n_parts=n_parts, scale_log2=scale_log2,
         n_q=n_q, dim_v=dim_v, heads=heads, group=group, n_bh=n_bh, together=together,
-        CONSUMERS=CONSUMERS, HEADS=HEADS, BLOCK_M=64 * CONSUMERS // HEADS, BLOCK_N=BLOCK_N,
+        CONSUMERS=CONSUMERS, HEADS=HEADS, PACK=1 if HEADS <= CONSUMERS else HEADS // CONSUMERS,
+        BLOCK_M=64 * CONSUMERS // HEADS, BLOCK_N=BLOCK_N,
         BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV, COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V,
         Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
         PARTIAL=PARTIAL, LOOPS=2 if PARTIAL and BOTH > 160 and BOTH <= MOST else 1,

@@ -81,7 +81,8 @@ class Forward:
     together: gl.tensor  # heads that run a tile one after the other
     # what the kernel is compiled for
     CONSUMERS: gl.constexpr
-    HEADS: gl.constexpr  # query heads that share a tile; where two, each has a consumer of its own
+    HEADS: gl.constexpr  # query heads that share a tile
+    PACK: gl.constexpr  # heads among the 64 rows of a consumer, BLOCK_M queries of each
     BLOCK_M: gl.constexpr  # queries of a tile: 64 * CONSUMERS / HEADS
     BLOCK_N: gl.constexpr  # keys of a tile
     BLOCK_D: gl.constexpr  # head dims, padded

@@ -44,9 +44,12 @@ def shared_rows(ring, i, desc, WIDTH: gl.constexpr):
 
 @gluon.jit
 def head_and_row(f, h, tile, CONSUMER: gl.constexpr):
-    """Query head and first query of a consumer; h: the first head of the tile."""
+    """First query head and first query of a consumer; h: the first head of the tile."""
     ROW: gl.constexpr = CONSUMER // f.HEADS  # of 64 queries
-    return h + CONSUMER % f.HEADS, (tile * (f.CONSUMERS // f.HEADS) + ROW) * 64
+    if f.PACK > 1:
+        return h + CONSUMER * f.PACK, tile * f.BLOCK_M
+    else:
+        return h + CONSUMER % f.HEADS, (tile * (f.CONSUMERS // f.HEADS) + ROW) * 64
 
 
 # ------------------------------------------------------------------ scheduler warp
@@ -270,7 +273,7 @@ def producer(f):
                     mbarrier.expect(full, copied_bytes(f.descs.q.block_type, f.COLUMNS))
                     head, row = head_and_row(f, h, tile, c)
                     place = shared_rows(bufs.q, i, f.descs.q, f.BLOCK_D).reshape(
-                        [1, 1, 64, f.BLOCK_D]
+                        [1, f.PACK, 64 // f.PACK, f.BLOCK_D]
                     )
                     load_rows(f.descs.q, b, head, row, place, full, f.COLUMNS)
             # the next tile is claimed late, so that a long one holds no other back
@@ -313,7 +316,7 @@ def storer(f):
             mbarrier.wait(bars.out_full.index(i), (t // f.Q_STAGES) & 1)
             if part < 0:
                 place = shared_rows(f.bufs.q, i, f.descs.out, f.BLOCK_DV).reshape(
-                    [1, 1, 64, f.BLOCK_DV]
+                    [1, f.PACK, 64 // f.PACK, f.BLOCK_DV]
                 )
                 head, row = head_and_row(f, h, tile, c)
                 store_rows(f.descs.out, b, head, row, place, f.COLUMNS_V)

@@ -12,7 +12,7 @@ from sparseflash.kernels.common.softmax import (
     with_sink,
 )
 from sparseflash.kernels.hopper.columns import scaled_rows, store_part, store_shared
-from sparseflash.kernels.hopper.common import WARPGROUP
+from sparseflash.kernels.hopper.common import WARPGROUP, accumulator
 from sparseflash.kernels.hopper.forward_feed import shared_rows
 from sparseflash.kernels.hopper.work import HEAD, read
 
@@ -26,7 +26,9 @@ def sink_of(f, t, part, CONSUMER: gl.constexpr):
         return 0.0
     else:
         head = read(f.bufs.record, t & 3, HEAD, WARPGROUP)  # a record outlives its tile by one
-        head += CONSUMER % f.HEADS
+        head += CONSUMER % f.HEADS * f.PACK
+        if f.PACK > 1:
+            head += gl.arange(0, 64, gl.SliceLayout(1, accumulator(f.BLOCK_N))) // f.BLOCK_M
         return gl.load(f.sink + head, mask=(t >= 0) & (part < 0), other=float("-inf"))
 
 
@@ -55,7 +57,10 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
     if f.SPLIT:
         whole = part < 0
         if part >= 0:
-            first = (bh.to(gl.int64) * f.n_parts + part) * f.BLOCK_M + row % f.BLOCK_M
+            if f.PACK > 1:  # heads of a consumer lie side by side
+                first = (bh.to(gl.int64) // f.PACK * f.n_parts + part) * 64
+            else:
+                first = (bh.to(gl.int64) * f.n_parts + part) * f.BLOCK_M + row % f.BLOCK_M
             store_part(f.part_out, first * f.BLOCK_DV, o, f.BLOCK_DV)
             gl.store(f.part_lse + first + gl.arange(0, 64, ROWS), lse)
             if f.max_scores is not None:
@@ -64,9 +69,13 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
         store_shared(shared_rows(f.bufs.q, i, f.descs.out, f.BLOCK_DV), o)
         fence_async_shared()
         r = row + gl.arange(0, 64, ROWS)
-        gl.store(f.lse + bh.to(gl.int64) * f.n_q + r, lse, mask=r < f.n_q)
+        own = bh
+        if f.PACK > 1:
+            own = bh + gl.arange(0, 64, ROWS) // f.BLOCK_M
+            r = row + gl.arange(0, 64, ROWS) % f.BLOCK_M
+        gl.store(f.lse + own.to(gl.int64) * f.n_q + r, lse, mask=r < f.n_q)
         if f.max_scores is not None:
-            at = f.max_scores + bh.to(gl.int64) * f.n_q + r
+            at = f.max_scores + own.to(gl.int64) * f.n_q + r
             gl.store(at, natural_max(top), mask=r < f.n_q)
     mbarrier.arrive(f.bars.out_full.index(i), count=1)
     return o

@@ -30,6 +30,8 @@ def bit_words(
     """
     LAYOUT: gl.constexpr = words_layout(COLUMNS)
     r = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))[:, None]
+    if ROWS < 64:  # heads below each other
+        r = r % ROWS
     c = gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))[None, :]
     p = bits_ptr + tile.to(gl.int64) * (ROWS * 4) + (CONSUMER * 64 + r) * 4 + c
     return gl.load(p, mask=(r >= 0) & on, other=-1)  # [64, 4]

@@ -15,12 +15,13 @@ from sparseflash.kernels.portable.common import store_tile
 def merge_parts(
     part_out, part_lse, merge, out, lse, sink, part_max, max_scores,
     n_split, n_parts, list_batch, list_heads, heads, n_q, dim, stride_b, stride_h, stride_n,
-    BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """Weigh the parts of a split tile by the exponentials of their LSE, in the order of the slots.
 
     part_out float32 (B * H, n_parts, BLOCK_M, BLOCK_DV) and part_lse (B * H, n_parts, BLOCK_M) ->
     out (B, H, n_q, dim), with strides, and lse (B * H, n_q). A program takes ROWS rows of a tile.
+    Of PACK heads, the rows of a part lie side by side.
     A part with nothing to attend to has the LSE -inf; where all have it, out is 0 and lse -inf.
     sink: float32 (H,), a logit for each head that joins the whole once, or None. part_max, like
     part_lse -> max_scores, like lse, the largest of all parts; or both None.
@@ -33,10 +34,10 @@ def merge_parts(
     if tile >= 0:
         row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
         col = tl.arange(0, BLOCK_DV)
-        slot = (bh * n_parts + first) * BLOCK_M + row
+        slot = ((bh // PACK * n_parts + first) * PACK + bh % PACK) * BLOCK_M + row
         m = tl.full([ROWS], float("-inf"), tl.float32)
         for i in range(count):
-            m = tl.maximum(m, tl.load(part_lse + slot + i * BLOCK_M))  # [ROWS]
+            m = tl.maximum(m, tl.load(part_lse + slot + i * (PACK * BLOCK_M)))  # [ROWS]
         if sink is not None:  # one more part, whose output is 0
             logit = tl.load(sink + bh % heads)
             m = tl.maximum(m, logit)
@@ -46,7 +47,7 @@ def merge_parts(
             total += tl.exp(logit - shift)
         acc = tl.zeros([ROWS, BLOCK_DV], tl.float32)
         for i in range(count):
-            at = slot + i * BLOCK_M
+            at = slot + i * (PACK * BLOCK_M)
             weight = tl.exp(tl.load(part_lse + at) - shift)  # [ROWS]
             total += weight
             # [ROWS, BLOCK_DV]
@@ -61,7 +62,7 @@ def merge_parts(
         if max_scores is not None:
             top = tl.full([ROWS], float("-inf"), tl.float32)
             for i in range(count):
-                own = tl.load(part_max + slot + i * BLOCK_M)  # [ROWS]
+                own = tl.load(part_max + slot + i * (PACK * BLOCK_M))  # [ROWS]
                 top = tl.maximum(top, own, propagate_nan=tl.PropagateNan.ALL)
             tl.store(max_scores + bh * n_q + q, top, mask=q < n_q)
 

@@ -60,10 +60,16 @@ def merged(part_out, part_lse, merge, out, list_batch=1, list_heads=1, sink=None
     batch, heads, n_q, dim = out.shape
     lse, n_split = torch.full((batch, heads, n_q), SENTINEL), merge.shape[1]
     maxima = None if part_max is None else torch.full_like(lse, SENTINEL)
+    pack = heads if list_batch > 1 else 1  # heads whose rows lie side by side in a part
+
+    def packed(part):
+        return part.unflatten(0, (-1, pack)).transpose(1, 2).reshape(part.shape)
+
     merge_parts[(n_split, batch * heads, TILE // ROWS)](
-        part_out, part_lse, merge, out, lse, sink, part_max, maxima, n_split, part_out.shape[1],
+        packed(part_out), packed(part_lse), merge, out, lse, sink,
+        None if part_max is None else packed(part_max), maxima, n_split, part_out.shape[1],
         list_batch, list_heads, heads, n_q, dim, *out.stride()[:3], BLOCK_M=TILE,
-        BLOCK_DV=part_out.shape[3], ROWS=ROWS,
+        BLOCK_DV=part_out.shape[3], ROWS=ROWS, PACK=pack,
     )  # fmt: skip
     return (out, lse) if maxima is None else (out, lse, maxima)
 
