@@ -52,6 +52,14 @@ WORDS: dict[str, dict[str, Any]] = {
     "blocks of 16": {"block_size": (16, 16)},
     "blocks of 64": {"block_size": (64, 64)},
     "scattered blocks": {"mask": SCATTERED, "block_size": (64, 64), "n": 4096},
+    **{
+        f"scattered blocks of {size}": {
+            "mask": f"random:0.3:block={size}",
+            "block_size": (size, size),
+            "n": 2048,
+        }
+        for size in (16, 32)
+    },
     "blocks of 16 x 64": {"block_size": (16, 64)},
     "odd length": {"n": 4000},
     "1000 tokens": {"n": 1000},
@@ -91,10 +99,12 @@ CALLS = {  # by backend and head dims
         "split rows, grouped heads",
         "64 128 256": "blocks of 16; grouped heads, dropout; grouped heads, keyed dropout;"
         "split rows, keyed dropout",
-        "32 64 128 256": "scattered blocks, four heads share",
+        "32 64 128 256": "scattered blocks, four heads share;"
+        "scattered blocks of 32, four heads share",
         "64 128": "causal, float16; causal, LSE gradient; dense, sink; dense, maxima; causal, sink;"
         "causal, maxima; split rows, sink; split rows, maxima; causal, v of 256",
-        "128": "scattered blocks; scattered blocks, odd length;"
+        "128": "scattered blocks of 16, four heads share, sink, maxima;"
+        "scattered blocks; scattered blocks, odd length;"
         "scattered blocks, blocks of 16 x 64;"
         "scattered blocks, odd length, grouped heads; scattered blocks, odd length, v of 64;"
         "scattered blocks, odd length, two heads share, dropout, sink;"
