@@ -73,23 +73,11 @@ def edge_bits(n_q: int, n_k: int, block_size: tuple[int, int], device: torch.dev
     return interval_bits(torch.zeros_like(stop), stop, row.new_zeros(3), block_k)
 
 
-def _list_shapes(codes, n_tiles, max_blocks, *cut):
-    slices, rows, cols = codes.shape
-    entries = [codes.new_empty(max_blocks, dtype=torch.int32) for _ in range(4)]
-    ptr_row, mid_row, ptr_col, mid_col = (
-        codes.new_empty(slices * n + more, dtype=torch.int64)
-        for n in (rows, cols)
-        for more in (1, 0)
-    )
-    return ptr_row, mid_row, *entries[:2], ptr_col, mid_col, *entries[2:]
-
-
 # an operator also because inductor of torch 2.11 fails on `_lists`
 @twin(
     "dynamic",
     "(Tensor codes, SymInt n_tiles, SymInt max_blocks, bool cut_q, bool cut_k)"
     f" -> ({', '.join(['Tensor'] * 8)})",
-    _list_shapes,
 )
 def block_lists(
     codes: Tensor, n_tiles: int, max_blocks: int, cut_q: bool, cut_k: bool

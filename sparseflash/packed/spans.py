@@ -32,19 +32,16 @@ def pad(offsets: Tensor, length: int) -> Tensor:
     return torch.cat([offsets, offsets[..., -1:].expand(*offsets.shape[:-1], missing)], -1)
 
 
-def check_integers(name: str, given: Tensor, least: int = 1) -> Tensor:
-    """(batch, numbers), from that or from (numbers,).
-
-    Raises ValueError for other tensors, and for fewer than `least` numbers in a row.
-    """
+def check_integers(name: str, given: Tensor) -> Tensor:
+    """Return (batch, numbers), from that or from (numbers,); ValueError for other tensors."""
     if not isinstance(given, Tensor):
         raise ValueError(f"{name} is a {type(given).__name__}: give a tensor on the device of q")
     if given.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} is {given.dtype}: give int32 or int64")
-    if given.ndim not in (1, 2) or given.shape[-1] < least:
+    if given.ndim not in (1, 2) or not given.shape[-1]:
         raise ValueError(
-            f"{name} has shape {tuple(given.shape)}: give at least {least} numbers, or as many for"
-            " every batch entry"
+            f"{name} has shape {tuple(given.shape)}: give a number or more, or as many for every"
+            " batch entry"
         )
     return given if given.ndim == 2 else given[None]
 

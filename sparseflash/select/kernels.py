@@ -18,9 +18,9 @@ LARGE = tl.constexpr(3.0e38)
 EMPTY = tl.constexpr(-2)
 
 
-def shared_strides(x: Tensor, dims: tuple[int, ...] = (0, 1)) -> tuple[int, ...]:
-    """Strides of some dimensions, 0 where the extent is 1, that is the same for all."""
-    return tuple(x.stride(i) if x.shape[i] > 1 else 0 for i in dims)
+def shared_strides(x: Tensor) -> tuple[int, ...]:
+    """Return the strides of batch and heads, 0 where one entry is the same for all."""
+    return tuple(x.stride(i) if x.shape[i] > 1 else 0 for i in (0, 1))
 
 
 @triton.jit
