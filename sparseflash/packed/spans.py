@@ -97,19 +97,10 @@ def last_begin(begins: Tensor, n: int) -> Tensor:
 Span = tuple[Tensor, Tensor]  # int (batch, tokens) each: the first token that is seen, and the end
 
 
-def _empty(like: Tensor, count: int, n: int) -> Tensor:
-    return like.new_empty((count, 2, len(like), n), dtype=torch.int32)
-
-
-def _document_shapes(offsets, offsets_k, n, n_k, left, right, shared, length, lengths):
-    return _empty(offsets, 1 + shared + (length is not None or lengths is not None), n)
-
-
 @twin(
     "packed",
     "(Tensor offsets, Tensor? offsets_k, SymInt n, SymInt n_k, SymInt left, SymInt right,"
     " bool shared, SymInt? length, Tensor? lengths) -> Tensor",
-    _document_shapes,
 )
 def document_spans(
     offsets: Tensor, offsets_k: Tensor | None, n: int, n_k: int, left: int, right: int,
@@ -141,10 +132,7 @@ def document_spans(
     return apart(spans, n_k)
 
 
-@twin(
-    "packed", "(Tensor offsets, SymInt n, SymInt size, bool interleaved) -> Tensor",
-    lambda offsets, n, *_: _empty(offsets, 2, n),
-)  # fmt: skip
+@twin("packed", "(Tensor offsets, SymInt n, SymInt size, bool interleaved) -> Tensor")
 def diffusion_spans(offsets: Tensor, n: int, size: int, interleaved: bool) -> Tensor:
     """Keys that the queries of `packed.block_diffusion` see."""
     half = n // 2
@@ -168,10 +156,7 @@ def diffusion_spans(offsets: Tensor, n: int, size: int, interleaved: bool) -> Te
     return apart(spans, n)
 
 
-@twin(
-    "packed", "(Tensor enter, Tensor leave, SymInt n) -> Tensor",
-    lambda enter, leave, n: _empty(enter, 1, n),
-)  # fmt: skip
+@twin("packed", "(Tensor enter, Tensor leave, SymInt n) -> Tensor")
 def tree_spans(enter: Tensor, leave: Tensor, n: int) -> Tensor:
     """Return the queries that see the keys of `packed.prefix_tree`: those from the key on to some
     end.
