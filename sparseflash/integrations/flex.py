@@ -37,15 +37,12 @@ def flex_attention(
     A query with nothing to attend to gives output 0, LSE -inf and gradients 0.
 
     Args:
-        query, key, value: (B, H_q, N_q, D), (B, H_kv, N_k, D) and (B, H_kv, N_k, D_v).
+        query, key, value, scale, enable_gqa, return_lse: as there.
         score_mod: a function (score, b, h, q_idx, kv_idx), which is traced at every call; the
             tensors that it indexes get gradients. Or what `convert_score` makes of it, or a score
             of `sparseflash.score`. Inside torch.compile no function.
         block_mask: of `create_block_mask`, which is converted once as long as it lives, or a mask
             of `masks`. Inside torch.compile only the latter; `convert` makes it.
-        scale: of the scores; D ** -0.5 by default.
-        enable_gqa: whether H_q may be a multiple of H_kv.
-        return_lse: also return the LSE, (B, H_q, N_q) float32.
         kernel_options: of the kernels of torch; they change no result and are left unread.
         return_aux: AuxRequest(lse=True, max_scores=True), or one of them, gives (output,
             AuxOutput): a differentiable LSE, and the largest logit of each query, (B, H_q, N_q)

@@ -78,19 +78,14 @@ def scored(f, s, numbers, b, h, row, n_rows, block, n_columns, BLOCK: gl.constex
     """
     COLUMNS: gl.constexpr = s.shape[1]
     own, columns, first = places(row, block, COLUMNS, BLOCK, T)
-    scale = f.scale_log2 * LN2
-    args = f.score_args
+    q, k, n_q, n_k = own, columns, n_rows, n_columns
     if T:
-        x, unit, add, kept = f.SCORE(
-            s, scale, numbers, b, h, columns, own, n_columns, n_rows, first, args, COLUMNS, 64,
-            True, True,
-        )  # fmt: skip
-    else:
-        x, unit, add, kept = f.SCORE(
-            s, scale, numbers, b, h, own, columns, n_rows, n_columns, first, args, 64, COLUMNS,
-            False, True,
-        )  # fmt: skip
-    return x, unit, add, kept
+        q, k, n_q, n_k = columns, own, n_columns, n_rows
+    M: gl.constexpr = COLUMNS if T else 64
+    N: gl.constexpr = 64 if T else COLUMNS
+    return f.SCORE(
+        s, f.scale_log2 * LN2, numbers, b, h, q, k, n_q, n_k, first, f.score_args, M, N, T, True
+    )
 
 
 @gluon.jit
