@@ -390,9 +390,4 @@ torch.library.define(
     " -> (Tensor, Tensor)",
 )
 torch.library.impl("sparseflash::rotary", "CompositeExplicitAutograd")(rotary_table)
-
-
-@torch.library.register_fake("sparseflash::rotary")
-def _rotary_fake(n, turned, base, double, device, start=0):
-    dtype = torch.float64 if double else torch.float32
-    return tuple(torch.empty(n, turned // 2, dtype=dtype, device=device) for _ in range(2))
+torch.library.register_fake("sparseflash::rotary")(rotary_table)

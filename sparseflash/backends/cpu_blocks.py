@@ -37,9 +37,13 @@ def to_blocks(x: Tensor, block: int, dtype: torch.dtype) -> Tensor:
 
 
 def from_blocks(blocks: Tensor, result: Tensor) -> Tensor:
-    """Return the inverse of `to_blocks`, with the dtype and strides of `result`, or in it."""
+    """Return the inverse of `to_blocks`, as `laid_out` has it."""
     batch, heads, length, dim = result.shape
-    x = blocks.view(batch, heads, -1, dim)[:, :, :length]
+    return laid_out(blocks.view(batch, heads, -1, dim)[:, :, :length], result)
+
+
+def laid_out(x: Tensor, result: Tensor) -> Tensor:
+    """Return x with the dtype and strides of `result`, or in it."""
     if x.dtype == result.dtype and x.stride() == result.stride():
         return x
     return result.copy_(x)

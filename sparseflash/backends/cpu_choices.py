@@ -5,6 +5,7 @@ from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.segments import Segments, allowed_pairs
+from sparseflash.backends.cpu_blocks import laid_out
 from sparseflash.backends.cpu_nonfinite import all_finite
 from sparseflash.backends.protocol import Results, Saved, TermTensors, empty_out
 from sparseflash.problem import Problem
@@ -43,7 +44,7 @@ def fused_forward(
     out, lse = fused(q_w, k_w, v_w, scale=problem.scale)
     if not all_finite(out, lse) or (lse == 0).any():  # it gives 0 where all scores are -inf
         return None
-    return Results(_laid_out(out, empty_out(q, v)), _laid_out(lse, lse.new_empty(lse.shape)))
+    return Results(laid_out(out, empty_out(q, v)), laid_out(lse, lse.new_empty(lse.shape)))
 
 
 def fused_backward_of(
@@ -60,7 +61,7 @@ def fused_backward_of(
     dq, dk, dv = found
     if problem.group > 1:
         dk, dv = (x.unflatten(1, (-1, problem.group)).sum(2) for x in (dk, dv))
-    return tuple(_laid_out(d, torch.empty_like(x)) for d, x in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
+    return tuple(laid_out(d, torch.empty_like(x)) for d, x in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
 
 
 def _fits(
@@ -88,10 +89,3 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     return q, k, v
-
-
-def _laid_out(x: Tensor, result: Tensor) -> Tensor:
-    """x with the dtype and strides of `result`."""
-    if x.dtype == result.dtype and x.stride() == result.stride():
-        return x
-    return result.copy_(x)

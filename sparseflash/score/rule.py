@@ -104,12 +104,9 @@ class Read(NamedTuple):
 
 
 class Rule:
-    """What the backends compute.
+    """What the backends compute: the expression of the logits, and the kinds of its tables.
 
-    Attributes:
-        text: the key of the rule.
-        kinds: of the tables.
-        logits: the expression.
+    text: the key, see `text_of`.
     """
 
     def __init__(self, text: str):

@@ -14,7 +14,7 @@ from sparseflash.backends.protocol import Direction
 from sparseflash.kernels.common.device import described, nvidia_capability
 from sparseflash.kernels.common.versions import untested
 from sparseflash.problem import Problem
-from sparseflash.schedule.blocks import Schedule, ScheduleFacts
+from sparseflash.schedule.blocks import ScheduleFacts
 from sparseflash.schedule.tile_lists import indivisible
 from sparseflash.score.rule import rule_of
 
@@ -57,14 +57,7 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
     return next((reason for spec in specs if (reason := indivisible(facts, spec))), None)
 
 
-def plan_forward(problem: Problem, schedule: Schedule | None) -> Forward:
-    """Prepare the forward of a supported problem."""
-    return Forward(problem, schedule)
-
-
-def plan_backward(problem: Problem, schedule: Schedule | None) -> Backward:
-    """Prepare the backward of a supported problem."""
-    return Backward(problem, schedule)
+plan_forward, plan_backward = Forward, Backward
 
 
 def _missing(device: torch.device) -> str | None:
