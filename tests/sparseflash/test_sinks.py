@@ -83,29 +83,32 @@ def test_a_sink_of_minus_infinity_is_none(backend):
     assert not sink.grad.any() and q.grad.isfinite().all()
 
 
-def test_compiled_and_mapped_calls_agree():
+def test_compiled_and_mapped_calls_agree(fresh_dynamo):
+    """Of a sink, a score and maxima."""
     q, k, v = small()
     sink, bias = SINK.clone().requires_grad_(), torch.randn(2, 7).requires_grad_()
     near = score_rules.relative(3)
 
     def step(q, k, v, sink, bias):
         score = near(bias=bias)
-        out = sparseflash.attention(q, k, v, MASK, sink=sink, score=score, backend="cpu")
-        return out.square().sum()
+        options = {"return_lse": True, "return_max_scores": True, "backend": "cpu"}
+        out, lse, maxima = sparseflash.attention(q, k, v, MASK, sink=sink, score=score, **options)
+        return out.square().sum() + lse.sum(), maxima
 
     inputs = q, k, v, sink, bias
-    expected = torch.autograd.grad(step(*inputs), inputs)
+    loss, largest = step(*inputs)
+    expected = torch.autograd.grad(loss, inputs)
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    functional = torch.func.grad(step, argnums=(0, 1, 2, 3, 4))
-    sinks = torch.stack([sink, sink + 1]).detach()
-    mapped = torch.vmap(functional, (None, None, None, 0, None))(
-        *detached(inputs[:3]), sinks, bias.detach()
-    )
-    for result in (
-        torch.autograd.grad(compiled(*inputs), inputs),
+    functional = torch.func.grad(step, argnums=(0, 1, 2, 3, 4), has_aux=True)
+    stacked = [torch.stack([t, t + 1]).detach() for t in inputs[:4]]
+    mapped = torch.vmap(functional, (0, 0, 0, 0, None))(*stacked, bias.detach())
+    loss, maxima = compiled(*inputs)
+    for result, found in (
+        (torch.autograd.grad(loss, inputs), maxima),
         functional(*detached(inputs)),
-        [t[0] for t in mapped],
+        [[t[0] for t in mapped[0]], mapped[1][0]],
     ):
+        assert torch.equal(found, largest) and not found.requires_grad
         for got, wanted in zip(result, expected, strict=True):
             torch.testing.assert_close(got, wanted)
 

@@ -52,12 +52,6 @@ def test_masks(length, mask, dtype):
     check(Case(length, length, 64, dtype, mask=mask), "triton", "cpu")
 
 
-def test_masks_that_differ_by_batch_and_head():
-    array = torch.rand(2, 4, 40, 50, generator=torch.Generator().manual_seed(0)) < 0.5
-    mask, options = masks.mask_from(array.numpy()), {"heads": 4, "kv_heads": 2, "batch": 2}
-    check(Case(40, 50, 16, mask=mask, block_size=(32, 32), **options), "triton", "cpu")
-
-
 def test_heads_side_by_side():
     """In a matrix that a descriptor sees, the tile of a head begins at a column of its own."""
     case = Case(130, 140, 16, heads=4, v_head_dim=32, batch=2, token_major=True)
