@@ -6,6 +6,7 @@ from torch import Tensor
 
 import masks
 from masks import BlockMask, Mask
+from sparseflash.checks import check_extents
 from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, schedule_for
 
@@ -58,13 +59,7 @@ def pattern_of(mask: AnyMask, problem: Problem, n: int) -> Pattern:
             f" keys: build it with mask.build({n}, {n}), or pass the Mask itself; a mask for"
             f" {problem.n_q} queries and {n} keys is taken row by row"
         )
-    heads = 1, problem.kv_heads, problem.heads
-    if mask.batch not in (1, problem.batch) or mask.heads not in heads:
-        raise ValueError(
-            f"the mask has batch {mask.batch} and heads {mask.heads}, q has {problem.batch} and"
-            f" {problem.heads}, k has {problem.kv_heads} heads; the batch must be 1 or that of q,"
-            " the heads 1 or those of q or k"
-        )
+    check_extents(mask, mask.n_q, mask.n_k, problem.batch, problem.heads, problem.kv_heads)
     if isinstance(mask, BlockMask):
         extents = mask.n_q, mask.n_k, problem.batch, mask.heads
         mask = schedule_for(mask, *extents, problem.device)

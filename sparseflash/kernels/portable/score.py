@@ -33,17 +33,16 @@ def listed_between(idx, n, first, end, BLOCK_K: tl.constexpr, BLOCK_N: tl.conste
 
 
 @triton.jit
-def floor_divide(x, y):
-    """x // y as Python has it."""
-    rest = x % y
-    return (x - rest) // y - ((rest != 0) & ((rest < 0) != (y < 0))).to(tl.int32)
-
-
-@triton.jit
 def remainder(x, y):
     """Return x % y as Python has it."""
     rest = x % y
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+@triton.jit
+def floor_divide(x, y):
+    """Return x // y as Python has it."""
+    return (x - remainder(x, y)) // y
 
 
 @triton.jit
