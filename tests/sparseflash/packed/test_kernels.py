@@ -125,19 +125,6 @@ def test_same_blocks_as_in_torch(case, monkeypatch):
             assert_equal(a, b)
 
 
-def test_another_length_on_the_other_side():
-    generator = torch.Generator().manual_seed(0)
-    for n_own, n_other in ((100, 160), (33, 16)):
-        first = torch.randint(0, n_other + 1, (2, n_own), generator=generator)
-        stop = first + torch.randint(0, n_other, (2, n_own), generator=generator)
-        made = spans.apart([(first // 2, first), (first, stop)], n_other).to(DEVICE)
-        for columns in (False, True):
-            shape = n_other, 32, 64, 20, columns
-            found, expected = kernels.span_blocks(made, *shape), in_torch(made, *shape)
-            for a, b in zip(found, expected, strict=True):
-                assert_equal(a, b)
-
-
 MASKS = {
     "documents": lambda offsets, n: packed.documents(
         offsets, n, causal=True, shared=True, window=60, prefix=3
