@@ -6,7 +6,6 @@ nothing waits and torch.compile traces it.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,22 +65,16 @@ def _shown(row: Tensor) -> str:
     return ", ".join(numbers if len(numbers) <= 8 else [*numbers[:4], "..", *numbers[-3:]])
 
 
-class Stretches(NamedTuple):
-    """Of every token, int64 (batch, n): the number of its document, and where that lies."""
-
-    number: Tensor
-    start: Tensor
-    stop: Tensor  # start where the token lies in no document
-
-
-def stretches(offsets: Tensor, n: int) -> Stretches:
-    """Return the documents that tokens 0 to n - 1 lie in; offsets: (batch, documents + 1)."""
+def stretches(offsets: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the number, start and stop of the document of tokens 0 to n - 1, int64 (batch, n);
+    stop is start where they lie in none. offsets: (batch, documents + 1).
+    """
     documents = offsets.shape[1] - 1
     number = last_begin(offsets, n)
     inside = number < documents
     number = number.clamp(0, documents - 1)
     start, stop = offsets.gather(1, number), offsets.gather(1, number + 1)
-    return Stretches(number, start, torch.where(inside, stop, start))
+    return number, start, torch.where(inside, stop, start)
 
 
 def last_begin(begins: Tensor, n: int) -> Tensor:

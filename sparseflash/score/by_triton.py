@@ -77,9 +77,8 @@ class KernelScore:
         *self.places, self.n_args = accumulate((1 + kind.ndim for kind in rule.kinds), initial=0)
         self.kept = kept(rule)
         self.terms = terms(rule.logits)
-        self.scaled = sum("s" in symbols(node) for _, node in self.terms) == 1 and any(
-            sign > 0 and node.op == "s" for sign, node in self.terms
-        )  # x is that of the products as they are
+        of_score = [(sign, node.op) for sign, node in self.terms if "s" in symbols(node)]
+        self.scaled = of_score == [(1, "s")]  # x is that of the products as they are
         # where args have the last of the first distances with one entry, and the first of the last
         self.spans: dict[Expression, int] = {}
         for _, node in self.terms:
