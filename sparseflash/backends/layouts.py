@@ -66,8 +66,12 @@ class Copies(NamedTuple):
         """Return k or v (B, H_kv, n, D) with zeros up to a whole block, then the copies."""
         index = self.index.flatten(2)[..., None].expand(*t.shape[:2], -1, t.shape[3])
         copied = t.gather(2, index).masked_fill_(self.spare.flatten(2)[..., None], 0.0)
-        rest = self.schedule.n_k - t.shape[2] - copied.shape[2]
-        return torch.cat([t, t.new_zeros(*t.shape[:2], rest, t.shape[3]), copied], 2)
+        n, first = t.shape[2], self.schedule.n_k - copied.shape[2]
+        if t.is_contiguous() and n == first:  # nothing copies faster
+            return torch.cat([t, copied], 2)
+        made = t.new_empty(*t.shape[:2], self.schedule.n_k, t.shape[3])
+        made[:, :, :n], made[:, :, n:first], made[:, :, first:] = t, 0.0, copied
+        return made
 
     def fold(self, d: Tensor, like: Tensor) -> Tensor:
         """Return the gradient of `like`, k or v, from that of `extend`."""
