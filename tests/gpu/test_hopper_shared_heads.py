@@ -88,7 +88,6 @@ def shared(monkeypatch):
     sparseflash.clear_cache()
     monkeypatch.setattr(forward, "TALL_GAIN", 0)
     monkeypatch.setattr(forward, "SHARED_KEYS", 0)
-    monkeypatch.setattr(forward, "PACKED_GAIN", 1.2)
     yield
     sparseflash.clear_cache()
 
