@@ -61,7 +61,10 @@ CASES = {
     "temperature": Case(
         lambda s, b, h, t: s * torch.exp(t[b, h]), lambda b, h, n, m: {"t": (b, h)}, ("bh",)
     ),
-    "number": Case(lambda s, t: s / (1 + t * t), lambda b, h, n, m: {"t": ()}, ("bh",)),
+    "number": Case(
+        lambda s, t: s / torch.sqrt(1 + t * t) - torch.log(2 + t), lambda *sizes: {"t": ()},
+        ("bh",),
+    ),
     "key bias": Case(
         lambda s, b, k, bias: s + bias[b, k], lambda b, h, n, m: {"bias": (b, m)}, ("k",)
     ),
