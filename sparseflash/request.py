@@ -121,8 +121,7 @@ def term_tensors(sink: Any, score: Any, q: Tensor, k: Tensor, v: Tensor) -> Term
         raise ValueError(f"sink has shape {tuple(sink.shape)}; it must be {tuple(heads)}")
     if sink.device != q.device:
         raise ValueError(f"sink is on {sink.device}, q on {q.device}; move it there")
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return TermTensors(sink.to(dtype).contiguous(), tables)
+    return TermTensors(sink.to(torch.promote_types(q.dtype, torch.float32)).contiguous(), tables)
 
 
 class Request(NamedTuple):

@@ -127,7 +127,8 @@ def _forward(
     schedule: Schedule, problem: Problem, careful: bool,
 ) -> Results:  # fmt: skip
     """careful: what is hidden is overwritten, as it may not be finite; see `mark_rows`."""
-    block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
+    block_q, block_k = schedule.block_q, schedule.block_k
+    dtype = torch.promote_types(q.dtype, torch.float32)
     width = max(q.shape[3], v.shape[3])
     q_blocks = to_blocks(q, block_q, dtype)
     k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
@@ -194,7 +195,8 @@ def _backward(
     careful: as in `_forward`; see `mark_keys`.
     """
     q, k, v, out, lse, seed, terms = saved
-    block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
+    block_q, block_k = schedule.block_q, schedule.block_k
+    dtype = torch.promote_types(q.dtype, torch.float32)
     width = max(q.shape[3], v.shape[3])
     q_blocks, dout_blocks = to_blocks(q, block_q, dtype), to_blocks(dout, block_q, dtype)
     k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
@@ -287,10 +289,6 @@ def _row_terms(
     )
     lse, delta = (to_blocks(x.unsqueeze(-1), block_q, dtype).squeeze(-1) for x in (lse, delta))
     return lse, delta
-
-
-def _work_dtype(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def _unscored(problem: Problem) -> Problem:

@@ -132,7 +132,7 @@ def dense_mask(schedule: Schedule) -> Tensor:
 
 def _scores(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scores, and k and v for every query head, in float32 or float64."""
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
     k, v = (repeat(x.to(dtype), "b h n d -> b (h g) n d", g=group) for x in (k, v))
     return q.to(dtype) @ k.transpose(-1, -2) * scale, k, v

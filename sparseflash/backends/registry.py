@@ -82,6 +82,5 @@ class NothingBackward(NamedTuple):
 
 def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return out (B, H, N_q, D_v) of zeros and lse (B, H, N_q) of -inf."""
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    lse = torch.full(q.shape[:3], -math.inf, dtype=dtype, device=q.device)
+    lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
     return empty_out(q, v).zero_(), lse

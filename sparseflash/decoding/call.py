@@ -209,8 +209,8 @@ def _decode(q, k, v, lengths, starts, table, mask, schedule, numbers, *call):
 
 @torch.library.register_fake("sparseflash::decode")
 def _decode_fake(q, k, v, *call):
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return empty_out(q, v), q.new_empty(q.shape[:3], dtype=dtype)
+    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    return empty_out(q, v), lse
 
 
 def check_cache(q: Any, k: Any, v: Any, table: Any) -> int:

@@ -28,7 +28,7 @@ class Decode:
         tables: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q); schedule: that of a dynamic mask."""
-        problem, dtype = self.problem, torch.float64 if q.dtype == torch.float64 else torch.float32
+        problem, dtype = self.problem, torch.promote_types(q.dtype, torch.float32)
         heads = problem.kv_heads, problem.group, problem.n_q
         out = empty_out(q, v)
         lse = q.new_empty(q.shape[:3], dtype=dtype)

@@ -297,7 +297,7 @@ def _backward(dout, dlse, q, k, v, out, lse, *call):
 
 
 def _forward_fake(q, k, v, *call):
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = torch.promote_types(q.dtype, torch.float32)
     *_, wanted = call  # the last of `Options` is max_scores
     lse = q.new_empty(q.shape[:3], dtype=dtype)
     return empty_out(q, v), lse, torch.empty_like(lse) if wanted else lse.new_empty(0)

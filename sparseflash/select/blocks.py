@@ -117,7 +117,7 @@ def pool(*inputs: tuple[Tensor, int, Sequence[str]]) -> tuple[Tensor, ...]:
 
 def pool_torch(x: Tensor, block: int, kinds: Sequence[str]) -> Tensor:
     """`pool` of one tensor in plain torch."""
-    x = x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     whole = x.shape[2] // block * block
     blocks = x[:, :, :whole].unflatten(2, (-1, block)) if whole else x[:, :, :0, None]
     rest = x[:, :, whole:]
