@@ -5,6 +5,7 @@ waits for it, and a CUDA graph serves caches that grow.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,15 +44,18 @@ class Decode:
         block_q, block_k = (schedule.block_q, schedule.block_k) if schedule else BLOCKLESS
         head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
         width, width_v = padded_dim(head_dim), padded_dim_v(head_dim, head_dim_v)
-        tiles = decode_tiles(
-            self.pack * problem.n_q, max(width, width_v), problem.dtype,
+        tiles_for = partial(
+            decode_tiles, self.pack * problem.n_q, max(width, width_v), problem.dtype,
             portable.family_of(problem.device), block_k,
             lookups=(page > 0) + (schedule is not None),
         )  # fmt: skip
+        tiles = tiles_for()
         self.m_tiles = -(-self.pack * problem.n_q // tiles.block_m)
         self.packs = problem.heads // self.pack
         programs = problem.batch * self.packs * self.m_tiles
         self.parts = splits or _parts(programs, _most_tiles(pattern, n, tiles.block_n), problem)
+        if programs * self.parts > _slots(problem):
+            tiles = tiles_for(crowded=True)
         self.lists = schedule if schedule is not None and not schedule.dynamic else None
         self.pattern = pattern._replace(schedule=self.lists)  # a dynamic one is that of a call
         static = schedule is None or self.lists is not None
@@ -148,19 +152,28 @@ BLOCKLESS = 256, 256  # of a call without lists
 
 
 def decode_tiles(
-    rows: int, width: int, dtype: torch.dtype, family: Family, block_k: int, *, lookups: int
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+    family: Family,
+    block_k: int,
+    *,
+    lookups: int,
+    crowded: bool = False,
 ) -> Tiles:
     """Return the tiles for `rows` rows that share a key head; width: the wider head dim, padded.
 
     lookups: loads, one after the other, that the address of a tile takes. Triton shares the stages
         out among them and the tile.
+    crowded: there are more programs than `PROGRAMS` for each multiprocessor, which have less memory
+        each to run at the same time.
     """
     block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
     if dtype == torch.float32 and not interpreted():
         return Tiles(16, min(16, power_of_two_divisor(block_k)), 4, 1)
     tile_bytes = TILE_BYTES // 2 if family == "cdna" else TILE_BYTES
     block_n = min(128, tile_bytes // (2 * width), power_of_two_divisor(block_k))
-    in_flight = 2 if family in ("hopper", "blackwell") else 1
+    in_flight = 2 if family in ("hopper", "blackwell") and not crowded else 1
     warps = 8 if block_m * width > 64 * 128 else 4
     return Tiles(block_m, block_n, warps, 1 + in_flight * (1 + lookups))
 
@@ -179,10 +192,14 @@ def _most_tiles(pattern: Pattern, n: int, block_n: int) -> int:
 
 def _parts(programs: int, tiles: int, problem: Problem) -> int:
     """Parts that fill the device, none of them too long or shorter than a program takes."""
-    on_gpu = problem.device.type == "cuda"
-    slots = PROGRAMS * (multiprocessors(problem.device) if on_gpu else 4)
-    wanted = max(slots // programs, tiles // LONGEST)
+    wanted = max(_slots(problem) // programs, tiles // LONGEST)
     return max(1, min(wanted, -(-tiles // kernels_of("decoding").MIN_TILES.value), MOST_PARTS))
+
+
+def _slots(problem: Problem) -> int:
+    """Return how many programs fill the device."""
+    on_gpu = problem.device.type == "cuda"
+    return PROGRAMS * (multiprocessors(problem.device) if on_gpu else 4)
 
 
 def _list_strides(schedule: Schedule | None) -> tuple[int, int]:

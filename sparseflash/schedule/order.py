@@ -45,7 +45,8 @@ def ordered(
     limit = _limit(total, sms)
     few = 2 * tiles * slices * copies < sms
     split = (n > 1.5 * limit) & ((n > 2 * mean) | few)
-    parts = torch.where(split, (n + limit - 1) // limit, 1)
+    parts = n // limit if few else (n + limit - 1) // limit  # few: no more than two rounds
+    parts = torch.where(split, parts.clamp(min=2), 1)
     slots = parts * split
     items = _parts(tile, begin, n, n_partial, parts, torch.where(split, _before(slots), -1))
     merge = _merge(tile, split, _before(slots), parts)

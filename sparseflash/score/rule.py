@@ -134,6 +134,11 @@ class Rule:
         return tuple(dict.fromkeys(found))
 
     @cached_property
+    def by_pair(self) -> bool:
+        """Whether a table has an entry of its own for each query and key."""
+        return any({"q", "k"} <= {*map(bare, node.args)} for node in self.loads)
+
+    @cached_property
     def paired(self) -> bool:
         """Whether a table is read by key or by pair."""
         return any(reach(node.args) in ("k", "qk") for node in self.loads)

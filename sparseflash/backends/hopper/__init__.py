@@ -41,6 +41,9 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
             return f"its backward reads tables by key or pair up to head dim 64, not {widest}"
         if rule_of(options.score).singular:
             return "its backward takes no score functions that may be infinite for a score of 0"
+    if direction == "forward" and options.score and options.backend == "auto":
+        if rule_of(options.score).by_pair:
+            return "its forward reads a bias of each pair more slowly than triton's"
     for tensor, (shape, strides) in problem.layouts.items():
         if tensor in problem.misaligned:
             return f"{tensor} {ALIGNED}"

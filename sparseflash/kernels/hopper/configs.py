@@ -44,7 +44,7 @@ _FILL = 132
 # How much faster tiles of 192 queries multiply than tiles of 128, and the keys whose time a tile of
 # them takes longer to begin and to end. Measured on an H200.
 TALL_GAIN = 1.15
-TALL_KEYS = 64
+TALL_KEYS = 128
 # Blocks below 64 have tiles of several heads where others would compute so much more.
 PACKED_GAIN = 1.2
 # At head dims up to 64, two heads share a tile from so many keys to a query on.
