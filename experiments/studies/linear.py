@@ -84,13 +84,14 @@ class Stk(nn.Module):
             raise ValueError(f"pip install stanford-stk ({error})") from None
         layers = [m for m in dense.modules() if isinstance(m, nn.Linear)]
         turned = [self.ops.to_sparse(m.weight.detach().T.contiguous(), block) for m in layers]
-        self.data = nn.ParameterList([w.data for w in turned])
-        for weight, data in zip(turned, self.data, strict=True):
-            weight.data = data
-        self.layers = [(w, m.bias) for w, m in zip(turned, layers, strict=True)]
+        self.weights = nn.ModuleList(
+            type(w)(w.size(), nn.Parameter(w.data), w.row_indices, w.column_indices, w.offsets)
+            for w in turned
+        )
+        self.biases = nn.ParameterList([m.bias for m in layers])
 
     def forward(self, x: Tensor) -> Tensor:
-        for i, (weight, bias) in enumerate(self.layers):
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = self.ops.dds(F.gelu(x, approximate="tanh") if i else x, weight) + bias
         return x
 
