@@ -247,7 +247,8 @@ class Options(runner.Options):
 def collect(options: Options) -> None:
     """Train what a part lacks, and write the rows of all complete runs."""
     if options.part is not None:
-        runs = sweep.planned(sweep_of(options.part, options.full), options.overrides)
+        own = f"runs='{options.runs}'"
+        runs = sweep.planned(sweep_of(options.part, options.full), [own, *options.overrides])
         places = sweep.places(sweep.Options(at_once=options.at_once))
         sweep.train(runs, places, minutes=options.minutes)
     path = Path(options.rows)

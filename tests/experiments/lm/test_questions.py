@@ -223,6 +223,10 @@ def test_a_run_learns_continues_and_makes_rows(tmp_path, monkeypatch):
     first = rows.read_bytes()
     which_mask.collect(which_mask.Options(name="which_mask", rows=str(rows)))
     assert rows.read_bytes() == first
+    trained = []
+    monkeypatch.setattr(which_mask.sweep, "train", lambda runs, *_, **__: trained.extend(runs))
+    which_mask.collect(which_mask.Options(name="which_mask", part="first", runs="elsewhere"))
+    assert {run.settings.runs for run in trained} == {"elsewhere"}
 
 
 def test_figures_show_means_of_seeds():
