@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import masks
-from sparseflash import select
+from sparseflash import score_rules, select
 from sparseflash.backends import hopper
 from sparseflash.backends.hopper import backward, forward, passes, tma
 from sparseflash.backends.protocol import DIRECTIONS
@@ -209,6 +209,19 @@ def test_selections_of_64_have_tiles_of_their_own(capability):
     problem = problem._replace(options=problem.options._replace(dropout_p=0.1))
     found = hopper.unsupported(problem, "backward")
     assert found and "tiles of 64 queries x 128 keys" in found
+
+
+def test_auto_leaves_biases_of_pairs_to_triton(capability):
+    """Where triton reads them in wide accesses, and no backend is named."""
+    for n, head_dim, left in ((256, 64, True), (250, 64, False), (256, 256, False)):
+        score = score_rules.pair(bias=torch.zeros(2, 4, n, n))
+        qkv = [t.as_subclass(OnHopper) for t in blank(2, 4, n, head_dim, 2)]
+        problem = problem_of(*qkv)
+        options = problem.options._replace(score=score.key())
+        for backend in ("auto", "hopper"):
+            own = problem._replace(options=options._replace(backend=backend))
+            found = hopper.unsupported(own, "forward")
+            assert (found is not None) == (left and backend == "auto")
 
 
 def test_what_is_allocated_fits_tma_whatever_the_strides():
