@@ -33,16 +33,19 @@ def listed_between(idx, n, first, end, BLOCK_K: tl.constexpr, BLOCK_N: tl.conste
 
 
 @triton.jit
-def remainder(x, y):
-    """Return x % y as Python has it."""
-    rest = x % y
-    return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+def floor_divide(x, y):
+    """Return x // y as Python has it. No dividend here is negative: Triton takes neighbours on both
+    sides of a multiple for equal, and their remainders for successive, as Python has them.
+    """
+    x, y = tl.where(y < 0, -x, x), tl.where(y < 0, -y, y)
+    sign = tl.where(x < 0, -1, 0)
+    return ((x ^ sign) // y) ^ sign
 
 
 @triton.jit
-def floor_divide(x, y):
-    """Return x // y as Python has it."""
-    return (x - remainder(x, y)) // y
+def remainder(x, y):
+    """Return x % y as Python has it."""
+    return x - floor_divide(x, y) * y
 
 
 @triton.jit

@@ -44,8 +44,12 @@ CASES = {
         ("d",),
     ),
     "buckets": Case(
-        lambda s, h, q, k, place, bias: s + bias[place[k - q + 700], h],
-        lambda b, h, n, m: {"place": (1400,), "bias": (7, h)}, ("d",),
+        lambda s, h, q, k, place, bias: s + bias[place[(k - q) // 3 + 250], h],
+        lambda b, h, n, m: {"place": (500,), "bias": (7, h)}, ("d",),
+    ),
+    "folded": Case(
+        lambda s, h, q, k, bias: s + bias[h, (k - 8 * q) // 8 % 7],
+        lambda b, h, n, m: {"bias": (h, 7)}, ("qk",),
     ),
     "swin": Case(
         lambda s, h, q, k, bias: s + bias[h, q // W - k // W + 160, q % W - k % W + W - 1],
