@@ -36,6 +36,11 @@ def find(key: str) -> Any:
         ValueError: there is neither.
     """
     found = living(key)
+    if found is None and re.fullmatch("[0-9a-f]{64}", key):
+        raise ValueError(
+            f"no block mask with the key {key} is in memory: make or load it first, and keep it;"
+            " for an exported program, make the layer that it was exported from"
+        )
     return parse(key) if found is None else found
 
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from masks import BlockMask, Mask, dense, parse
-from masks.checks import choice, integer
+from masks.checks import choice, flag, integer
+from sparseflash.checks import is_number
 from sparseflash.linear.operator import ACTIVATIONS, BLOCKS, activated, check_mask, linear, mlp
 
 
@@ -52,8 +53,8 @@ class BlockSparseLinear(nn.Module):
         self.rank = integer("rank", rank, min=0)
         self.mask = weight_mask(mask, out_features, in_features, block_size)
         self.block_size = self.mask.block_size[0]
-        places = np.argwhere(self.mask.layout()[0, 0]).astype(np.int32)
-        self.register_buffer("blocks", torch.tensor(places, device=device))
+        places = self._places()
+        self.register_buffer("blocks", torch.empty_like(places, device=device))
         shapes: dict[str, tuple[int, ...]] = {}
         shapes["weight"] = (len(places), self.block_size, self.block_size)
         shapes |= {"bias": (out_features,)} if bias else {}
@@ -69,6 +70,7 @@ class BlockSparseLinear(nn.Module):
 
         So the output has the same variance at every density. `up` is 0 at first.
         """
+        self.blocks.copy_(self._places())  # after `to_empty` they are anything
         count = np.count_nonzero(self.mask.layout()[0, 0], axis=1)  # of the blocks of each row
         bound = torch.from_numpy((count.clip(min=1) * self.block_size) ** -0.5).to(self.weight)
         self.weight.uniform_(-1, 1).mul_(bound[self.blocks[:, 0].long(), None, None])
@@ -93,8 +95,11 @@ class BlockSparseLinear(nn.Module):
         mask: as in the class. density: instead, the share of the blocks, in (0, 1], that are kept:
         those with the largest norms.
         """
+        if not isinstance(dense, nn.Linear):
+            raise ValueError(f"dense is a {type(dense).__name__}; pass a torch.nn.Linear")
         weight, size = dense.weight.detach(), (dense.out_features, dense.in_features)
-        if (mask is None) == (density is None) or not (density is None or 0 < density <= 1):
+        share = density is None or (is_number(density) and 0 < density <= 1)
+        if (mask is None) == (density is None) or not share:
             raise ValueError(
                 f"mask is {mask!r}, density {density!r}: pass one, a density in (0, 1]"
             )
@@ -127,13 +132,16 @@ class BlockSparseLinear(nn.Module):
         return made
 
     def _load_from_state_dict(self, state_dict, prefix, *further):
-        given = state_dict.get(prefix + "blocks")
-        if given is None or torch.equal(given.to(self.blocks), self.blocks):
+        given, places = state_dict.get(prefix + "blocks"), self._places()
+        if given is None or given.is_meta or torch.equal(given.to(places), places):
             return super()._load_from_state_dict(state_dict, prefix, *further)
         further[-1].append(
             f"{prefix}blocks: the {len(given)} blocks of the state dict are not the"
-            f" {len(self.blocks)} of this layer; make the layer with the mask of that one"
+            f" {len(places)} of this layer; make the layer with the mask of that one"
         )
+
+    def _places(self) -> Tensor:
+        return torch.from_numpy(np.argwhere(self.mask.layout()[0, 0]).astype(np.int32))
 
     def extra_repr(self) -> str:
         text = f"{self.in_features}, {self.out_features}, block_size={self.block_size}"
@@ -169,8 +177,9 @@ class BlockSparseMLP(nn.Module):
         dtype: torch.dtype | None = None,
     ):  # fmt: skip
         super().__init__()
-        self.activation, self.gate = choice("activation", activation, ACTIVATIONS), gate
-        hidden = 4 * dim if hidden is None else hidden
+        self.activation = choice("activation", activation, ACTIVATIONS)
+        self.gate, dim = flag("gate", gate), integer("dim", dim, min=1)
+        hidden = 4 * dim if hidden is None else integer("hidden", hidden, min=1)
         pair = mask if isinstance(mask, tuple) else (mask, mask)
         if len(pair) != 2:
             raise ValueError(f"mask has {len(pair)} parts; pass one mask, or those of both layers")
@@ -201,7 +210,7 @@ def weight_mask(mask: Any, out_features: int, in_features: int, block: int | Non
                 f"block_size is {block!r}; pass one of {BLOCKS} that divides {sizes}, out_features"
                 " and in_features"
             )
-        square = mask.build(min(sizes), block_size=block)
+        square = mask.build(min(sizes), block_size=block, heads=2)  # 2 if they differ
         layout = square.layout()[0, 0]
         row, col = (np.arange(n // block) * len(layout) // (n // block) for n in sizes)
         stretched = BlockMask.from_layout(layout[np.ix_(row, col)], block)

@@ -80,7 +80,10 @@ def check_mask(mask: Any) -> None:
             " in_features, block_size=64), or BlockMask.from_dense of an array"
         )
     if mask.batch * mask.heads > 1:
-        raise ValueError(f"mask has batch {mask.batch} and heads {mask.heads}; a weight has one")
+        raise ValueError(
+            f"mask has {mask.batch} batch entries and {mask.heads} heads; give one that is the same"
+            " for all, because a weight has neither"
+        )
     block, sizes = mask.block_size[0], (mask.n_q, mask.n_k)
     if mask.block_size != (block, block) or block not in BLOCKS or any(n % block for n in sizes):
         raise ValueError(

@@ -100,10 +100,12 @@ def test_found_by_key():
     assert find(key) == second  # that an equal one has died does not matter
     blocks = masks.BlockMask.from_dense(data, 16)
     assert find(blocks.key) == blocks and find("causal()") == masks.causal()
-    copy = pickle.loads(pickle.dumps(second))
+    copy, digest = pickle.loads(pickle.dumps(second)), blocks.key
     del second, blocks
     gc.collect()
     assert find(key) == copy
+    with pytest.raises(ValueError, match=f"{digest} is in memory"):
+        find(digest)
     del copy
     gc.collect()
     with pytest.raises(ValueError, match="no text"):

@@ -259,6 +259,21 @@ def test_state_dict():
     assert torch.equal(other.weight, before)
 
 
+def test_layers_of_the_meta_device():
+    """What loads weights late, or draws them late, has the blocks of the mask."""
+    options = {"mask": "butterfly:16", "block_size": 16}
+    first = BlockSparseLinear(64, 96, **options)
+    assigned, loaded, drawn = (BlockSparseLinear(64, 96, **options, device="meta") for _ in "123")
+    for layer in (loaded, drawn):
+        layer.to_empty(device="cpu").blocks.fill_(-1)
+    assigned.load_state_dict(first.state_dict(), assign=True)
+    loaded.load_state_dict(first.state_dict())
+    drawn.reset_parameters()
+    x = torch.randn(3, 64)
+    for layer, wanted in ((assigned, first), (loaded, first), (drawn, drawn.to_dense())):
+        torch.testing.assert_close(layer(x), wanted(x))
+
+
 @pytest.mark.parametrize("density", [0.125, 0.5, 1.0])
 def test_initial_variance(density):
     """The outputs have the variance of a dense layer's at every density, in every row of blocks."""
@@ -304,7 +319,7 @@ def test_refusals():
         ("mask", masks.local(3).build(64, block_size=(32, 16)), r"\(32, 16\)"),
         ("mask", masks.local(3).build(64, block_size=256), "256"),
         ("mask", masks.local(3).build(60, block_size=16), "60"),
-        ("mask", masks.heads(masks.local(3), masks.local(9)).build(64, heads=2), "heads 2"),
+        ("mask", masks.heads(masks.local(3), masks.local(9)).build(64, heads=2), "2 heads"),
     ):
         with pytest.raises(ValueError, match=words):
             sparseflash.linear(**call | {name: value})
@@ -315,14 +330,16 @@ def test_refusals():
         ({"block_size": 64, "in_features": 96}, "96"),
         ({"mask": np.ones((64, 128), bool), "block_size": 16}, "from_dense"),
         ({"mask": 3, "block_size": 16}, "int"),
+        ({"mask": masks.bigbird(16), "block_size": 16}, "2 heads"),
         ({"in_features": 0}, "in_features"),
     ):
         given = {"in_features": 128, "out_features": 64, "block_size": None} | options
         with pytest.raises(ValueError, match=words):
             BlockSparseLinear(**given)
-    with pytest.raises(ValueError, match="relu"):
-        BlockSparseMLP(128, activation="relu")
-    for given in ({}, {"mask": mask, "density": 0.5}, {"density": 1.5}):
+    for name, value in (("activation", "relu"), ("hidden", 64.0), ("gate", "no")):
+        with pytest.raises(ValueError, match=f"{name} is {value!r}"):
+            BlockSparseMLP(128, **{name: value})
+    for given in ({}, {"mask": mask, "density": 0.5}, {"density": 1.5}, {"density": "0.5"}):
         with pytest.raises(ValueError, match="density"):
             BlockSparseLinear.from_dense(nn.Linear(64, 64), **given)
     x.requires_grad_()
