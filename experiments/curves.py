@@ -12,7 +12,7 @@ lra_speed measured.
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 from experiments.common.program import program
 from experiments.common.rows import read
 from experiments.lra.curves import draw_all
@@ -20,13 +20,10 @@ from experiments.lra.runs import read_runs
 
 
 @dataclass
-class Options:
+class Options(Checked):
     runs: Any = option("runs/train", "folders, globs or archives of runs", several=str)
     speed: str | None = option(None, "rows of the study lra_speed, whose times are taken instead")
     out: str = option("runs/train/plots", "folder")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @program("curves", Options)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 from experiments.common.devices import device_name, find_device
 from experiments.common.program import program
 from experiments.common.rows import Rows, origin
@@ -31,7 +31,7 @@ TOKENS = 2**16  # of a batch on a CPU, if none is given
 
 
 @dataclass
-class Options:
+class Options(Checked):
     run: str | None = option(None, "its folder: run.json, and weights.pt or checkpoint.pt")
     split: str = option("test", "of the task", choices=SPLITS)
     examples: int | None = option(None, "drawn from the split; null: all of them", least=1)
@@ -47,7 +47,7 @@ class Options:
     rows: str | None = option(None, "a .jsonl file that gets the row")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.run is None:
             raise ValueError("run=FOLDER is missing: give the folder of a finished run")
 

@@ -10,21 +10,18 @@ from pathlib import Path
 
 from experiments.bench.plot import draw_speed
 from experiments.bench.tables import newest
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 from experiments.common.figures import save, style
 from experiments.common.program import program
 from experiments.common.rows import read
 
 
 @dataclass
-class Options:
+class Options(Checked):
     rows: str = option("runs/speed/speed.jsonl", "of experiments.speed")
     out: str = option("runs/speed/plots", "folder")
     triton: str | None = option(None, "only rows of this version of Triton; null: of the last one")
     unstable: bool = option(True, "false: leave out cells whose rounds differ by more than 15 %")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @program("plot", Options)

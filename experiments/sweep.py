@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from experiments.common.config import check, choose, option
+from experiments.common.config import Checked, choose, option
 from experiments.common.files import digest, read_yaml
 from experiments.common.program import HydraException, OverridesParser, program
 from experiments.lm import settings as lm_settings
@@ -214,7 +214,7 @@ def train(
 
 
 @dataclass
-class Options:
+class Options(Checked):
     sweep: dict[str, Any] = option({})  # a file of conf/sweep
     file: str | None = option(None, "a sweep of your own, like those of conf/sweep")
     overrides: list[str] = option([], 'of all runs; ["seed=0,1"] runs every seed')
@@ -229,9 +229,6 @@ class Options:
     dry_run: bool = option(
         False, "true: list the runs with their state and command, and run nothing"
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def places(options: Options) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 from experiments.common.program import program
 from experiments.common.rows import read
 from experiments.lra.runs import read_runs, write_archive
@@ -19,13 +19,10 @@ from experiments.lra.table import Table
 
 
 @dataclass
-class Options:
+class Options(Checked):
     runs: Any = option("runs/train", "folders, globs or archives of runs", several=str)
     speed: str | None = option(None, "rows of the study lra_speed, whose times are taken instead")
     archive: str | None = option(None, "a file to write the runs into, one compact line each")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @program("table", Options)

@@ -18,7 +18,7 @@ from experiments.bench.provider import DIRECTIONS
 from experiments.bench.providers import PROVIDERS, default_providers, find
 from experiments.bench.step import Step, draw, measure, peak_extra_mib
 from experiments.bench.tables import SLACK
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 from experiments.common.devices import device_name
 from experiments.common.rows import Row
 from experiments.studies.runner import Run
@@ -32,7 +32,7 @@ TOO_FAST = "faster than the ideal: the rates of this device are measured too low
 
 
 @dataclass
-class Options:
+class Options(Checked):
     """The options of experiments.speed. null: what suits the machine."""
 
     mask: Any = option(
@@ -64,9 +64,6 @@ class Options:
     allow_changes: bool = option(
         False, "true: add rows under docs though the code differs from the last commit"
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)

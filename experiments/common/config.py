@@ -1,18 +1,15 @@
 """Options as dataclasses: type, default, range and help of each in one place.
 
     @dataclass
-    class Options:
+    class Options(Checked):
         steps: int = option(1000, "of the optimizer", least=1)
         mask: str | None = option(None, "text of a mask")
-
-        def __post_init__(self) -> None:
-            check(self)
 
     @program("name", Options)
     def main(options: Options, command: str) -> None: ...
 
-Hydra refuses unknown options and values of another type, `check` values out of range, each in one
-line that names the option, the value and the remedy.
+Hydra refuses unknown options and values of another type, `Checked` values out of range, each in
+one line that names the option, the value and the remedy.
 """
 
 import difflib
@@ -20,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,28 +88,32 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def check(options: Any) -> None:
-    """Raise ValueError for an option that is out of range. None is in every range."""
-    for each in fields(options):
-        value = getattr(options, each.name)
-        if (kind := each.metadata.get("several")) is not None and value is not None:
-            value = [_one(each.name, kind, one) for one in as_list(value)]
-            if not value:
-                raise ValueError(f"{each.name}=[]: give at least one")
-            setattr(options, each.name, value)
-        for one in value if isinstance(value, list) else [value]:
-            if one is None:
-                continue
-            if choices := each.metadata.get("choices"):
-                choose(each.name, one, choices)
-            if isinstance(each.default, bool) and not isinstance(one, bool):
-                raise ValueError(f"{each.name}={one!r}: give true or false")
-            limits: Mapping[str, float] = each.metadata.get("limits", {})
-            if limits and (isinstance(one, bool) or not isinstance(one, int | float)):
-                raise ValueError(f"{each.name}={one!r}: give a number")
-            if not all(LIMITS[name][0](one, limit) for name, limit in limits.items()):
-                wanted = " and ".join(LIMITS[name][1].format(x) for name, x in limits.items())
-                raise ValueError(f"{each.name}={value!r}: give a number {wanted}")
+class Checked:
+    """The base of dataclasses of options: one that is out of range raises ValueError. None is in
+    every range.
+    """
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if (kind := each.metadata.get("several")) is not None and value is not None:
+                value = [_one(each.name, kind, one) for one in as_list(value)]
+                if not value:
+                    raise ValueError(f"{each.name}=[]: give at least one")
+                setattr(self, each.name, value)
+            for one in value if isinstance(value, list) else [value]:
+                if one is None:
+                    continue
+                if choices := each.metadata.get("choices"):
+                    choose(each.name, one, choices)
+                if isinstance(each.default, bool) and not isinstance(one, bool):
+                    raise ValueError(f"{each.name}={one!r}: give true or false")
+                limits: Mapping[str, float] = each.metadata.get("limits", {})
+                if limits and (isinstance(one, bool) or not isinstance(one, int | float)):
+                    raise ValueError(f"{each.name}={one!r}: give a number")
+                if not all(LIMITS[name][0](one, limit) for name, limit in limits.items()):
+                    wanted = " and ".join(LIMITS[name][1].format(x) for name, x in limits.items())
+                    raise ValueError(f"{each.name}={value!r}: give a number {wanted}")
 
 
 def _one(name: str, kind: type, value: Any) -> Any:
@@ -144,12 +145,8 @@ def make(options: type[T], values: Mapping[str, Any]) -> T:
         made: Any = OmegaConf.merge(OmegaConf.structured(options), dict(values))
         return OmegaConf.to_object(made)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise ValueError(_words(error)) from error
-
-
-def _words(error: OmegaConfBaseException) -> str:
-    text = str(error.msg or error).splitlines()[0]
-    return f"{error.full_key}: {text}" if error.full_key else text
+        text = str(error.msg or error).splitlines()[0]
+        raise ValueError(f"{error.full_key}: {text}" if error.full_key else text) from error
 
 
 def compose(name: str, overrides: Iterable[str]) -> dict[str, Any]:
@@ -184,26 +181,19 @@ def words(error: Exception, known: Iterable[str] = ()) -> str:
     return f"{given}: {str(why.msg).splitlines()[0]}"
 
 
-def help_rows(options: type) -> Iterator[tuple[str, str]]:
+def help_rows(options: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (option=default, what it means) for `--help`."""
-    yield from _rows(fields(options), "")  # type: ignore[arg-type]
-
-
-def _rows(found: Iterable[Field[Any]], prefix: str) -> Iterator[tuple[str, str]]:
-    for each in found:
+    for each in fields(options):
         default = each.default
         if default is MISSING and each.default_factory is not MISSING:
             default = each.default_factory()
         if is_dataclass(default):
-            yield from _rows(fields(default), f"{prefix}{each.name}.")
+            yield from help_rows(default, f"{prefix}{each.name}.")
             continue
         if not each.metadata.get("help"):
             continue
         words = {None: "null", True: "true", False: "false"}
         text = str(default).replace(" ", "") if isinstance(default, list) else default
         text = words[default] if default is None or isinstance(default, bool) else text
-        choices = " | ".join(each.metadata["choices"])
-        yield (
-            f"{prefix}{each.name}={text}",
-            ": ".join(w for w in (choices, each.metadata["help"]) if w),
-        )
+        about = " | ".join(each.metadata["choices"]), each.metadata["help"]
+        yield f"{prefix}{each.name}={text}", ": ".join(filter(None, about))

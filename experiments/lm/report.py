@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib import pyplot as plt
 
 from experiments.common import figures as f
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 from experiments.common.program import program
 from experiments.common.rows import Row, Rows, found, frame
 from experiments.common.tables import MISSING, aligned, markdown
@@ -39,13 +39,10 @@ RECIPE = "lr warmup schedule betas eps weight_decay clip dropout vocab val_token
 
 
 @dataclass
-class Options:
+class Options(Checked):
     runs: str | None = option("runs/lm", "folder of runs; null: none")
     rows: str | None = option(None, "a .jsonl file with rows, to which those of the runs are added")
     figures: str | None = option(None, "folder of the figures; null: none")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @program("lm_report", Options, "experiments.lm.report")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 from experiments.common.program import program
 from experiments.common.tables import aligned
 from experiments.pathfinder.generate import Images, make
@@ -18,7 +18,7 @@ from experiments.pathfinder.kernels import DISTRACTORS, LABEL, RESTARTS
 
 
 @dataclass
-class Options:
+class Options(Checked):
     size: Any = option(128, "32, 64, 128 (Path-X), 256; several for statistics", several=int)
     contour: Any = option(14, "paddles of long snakes: 6 (easy), 9, 14 (hard)", several=int)
     strokes: float | None = option(None, "another size, whose paddles and marks are drawn")
@@ -26,9 +26,6 @@ class Options:
     distractors: int | None = option(None, "how many are wanted")
     seed: int = option(0, "of the images", least=0)
     examples: int = option(1000, "images", least=1)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @program("pathfinder", Options, "experiments.pathfinder")

@@ -25,7 +25,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 import masks
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 from experiments.common.figures import PAGE, curve, legend, save, style
 from experiments.common.program import program
 from experiments.common.tables import MISSING, markdown
@@ -221,13 +221,10 @@ def draw(found: Any) -> Figure:
 
 
 @dataclass
-class Options:
+class Options(Checked):
     label: str = option("masks", "of the runs of sweep=path_masks, or path_x_masks", choices=SWEEPS)
     runs: Any = option("runs/train/${label}*", "folders, globs or archives of runs", several=str)
     out: str = option("runs/pathfinder", "folder of the figure")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @program("path_masks", Options, "experiments.pathfinder.studies")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 
 SCALES = ("auto", "full", "small")
 COMPOSED = ("small", "by_task", "scaled")  # fields of a configuration that are no settings
@@ -14,7 +14,7 @@ SCHEDULES = ("onecycle", "cosine", "rsqrt", "constant")
 
 
 @dataclass
-class Training:
+class Training(Checked):
     """How a model is trained, and where."""
 
     scale: str = option("auto", "small: sizes for a CPU; auto: small on a CPU", choices=SCALES)
@@ -66,7 +66,7 @@ class Training:
     scaled: dict[str, Any] = option({}, free=True)
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if len(self.betas) != 2:
             raise ValueError(f"betas={self.betas}: give two numbers, [0.9,0.999]")
         if self.micro_batch is not None and self.batch % self.micro_batch:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.common.config import check, option
+from experiments.common.config import Checked, option
 from experiments.lra.models.attention import Attention
 from sparseflash.schedule.blocks import Schedule
 
@@ -24,7 +24,7 @@ POSITIONS = ("learned", "sinusoidal", "none", "waves")
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(Checked):
     """A pre-LN encoder with a classification head on the pooled states."""
 
     # "google" is the original benchmark (Tay et al., arXiv 2011.04006)
@@ -52,7 +52,7 @@ class ModelConfig:
     lm_head: bool = option(False)  # a second head that predicts tokens, for pretrain=
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.rotary and self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim}: rotary takes an even one")
 
