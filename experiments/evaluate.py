@@ -17,7 +17,7 @@ import torch
 from experiments.common.config import Checked, option
 from experiments.common.devices import device_name, find_device
 from experiments.common.program import program
-from experiments.common.rows import Rows, origin
+from experiments.common.rows import Rows
 from experiments.lra.objectives import objective_of
 from experiments.lra.settings import Settings
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, load_task
@@ -71,7 +71,7 @@ def main(options: Options, command: str) -> None:
     )
     if options.rows is not None:
         rows = Rows(options.rows, ("run", "data", "split", "examples", "step"), SOURCES)
-        rows.append(row | origin(device, command, SOURCES))
+        rows.append(row | rows.origin(device, command))
 
 
 def evaluate_run(
@@ -106,7 +106,7 @@ def evaluate_run(
         batch = batch if on_gpu else max(1, min(batch, TOKENS // task.length))
     evaluator = Evaluator(
         model.to(device),
-        DeviceSplit(task.splits[split], device),
+        DeviceSplit(task.splits[split].arrays, device),
         objective_of(settings),
         Group(0, 1, device),
         batch=batch,

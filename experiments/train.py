@@ -15,7 +15,6 @@ from typing import Any
 
 from experiments.common.program import HydraConfig, RunMode, program
 from experiments.lra.settings import Settings, make_settings
-from experiments.training.clock import Interrupted
 from experiments.training.distributed import leave
 
 
@@ -28,8 +27,6 @@ def main(options: dict[str, Any], command: str) -> None:
         print(f"\n== {' '.join(given)}", file=sys.stderr, flush=True)
     try:
         train(make_settings(options, given), command)
-    except Interrupted as stop:
-        sys.exit(stop.code)
     finally:
         leave()
 

@@ -9,13 +9,11 @@
 The same command continues where it was stopped or killed.
 """
 
-import sys
 from typing import Any
 
 from experiments.common.program import HydraConfig, program
 from experiments.lm.run import train
 from experiments.lm.settings import Settings, make_settings
-from experiments.training.clock import Interrupted
 from experiments.training.distributed import leave
 
 
@@ -23,8 +21,6 @@ from experiments.training.distributed import leave
 def main(options: dict[str, Any], command: str) -> None:
     try:
         train(make_settings(options, list(HydraConfig.get().overrides.task)), command)
-    except Interrupted as stop:
-        sys.exit(stop.code)
     finally:
         leave()
 

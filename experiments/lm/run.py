@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from experiments.bench.step import saved_bytes
 from experiments.common.files import digest
 from experiments.lm.model import LanguageModel, mlp_density, resolve, shares
-from experiments.lm.questions import COMPRESS, NONE, Questions, asks, synthetic
+from experiments.lm.questions import COMPRESS, NONE, asks, synthetic
 from experiments.lm.settings import LAYERS, Settings
 from experiments.lm.text import Corpus, load_corpus, refuse_vocabulary
 from experiments.training import train as loop
 from experiments.training.device import DTYPES, MIB, autocast
 from experiments.training.distributed import Group, share
-from experiments.training.evaluate import Evaluator, Sums
+from experiments.training.evaluate import DeviceSplit, Evaluator, Sums
 from experiments.training.run_file import duration, read_journal
 from experiments.training.step import Trainer
 
@@ -210,10 +210,11 @@ class Answering(Language):
         self._batches(settings)
         self.objective = answer
 
-    def _split(self, name: str) -> "Asked":
-        return Asked(self.corpus.make(name, self.counts[name]), self.group.device)
+    def _split(self, name: str) -> DeviceSplit:
+        questions = self.corpus.make(name, self.counts[name])
+        return DeviceSplit(questions[:3], self.group.device)  # without where answers stand
 
-    def train_split(self) -> "Asked":
+    def train_split(self) -> DeviceSplit:
         return self._split("train")
 
     def prepare(self, trainer: Trainer) -> None:
@@ -313,7 +314,7 @@ class Windows:
 
     @property
     def bytes(self) -> int:
-        return self.ids.numel() * self.ids.element_size()
+        return self.ids.nbytes
 
     def batch(self, rows: Tensor) -> tuple[Tensor, None, Tensor]:
         """Tokens and the token after each, int64 (rows, context), of the windows `rows`."""
@@ -321,32 +322,12 @@ class Windows:
         return found[:, :-1], None, found[:, 1:]
 
 
-class Asked:
-    """Questions on the device, where batches are gathered."""
-
-    def __init__(self, questions: Questions, device: torch.device):
-        arrays = questions.tokens, questions.places, questions.answers
-        self.arrays = [torch.from_numpy(array).to(device) for array in arrays]
-
-    def __len__(self) -> int:
-        return len(self.arrays[0])
-
-    @property
-    def bytes(self) -> int:
-        return sum(each.numel() * each.element_size() for each in self.arrays)
-
-    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens (rows, context), places and answers (rows, questions) of these sequences."""
-        tokens, places, answers = (each.index_select(0, rows).long() for each in self.arrays)
-        return tokens, places, answers
-
-
 def answer(model: nn.Module, batch: tuple, weights: Tensor | None) -> Sums:
     """Return the sums of the cross-entropy of every answer, of the right ones, and of all.
 
-    weights: of the sequences.
+    batch: tokens (rows, context), places and answers (rows, questions); weights: of the sequences.
     """
-    tokens, places, answers = batch
+    tokens, places, answers = (each.long() for each in batch)
     logits = model(tokens, places=places).float()
     counts = (answers != NONE).float()
     counts = counts if weights is None else counts * weights[:, None]

@@ -77,7 +77,7 @@ class Classification:
         return dict(zip(("mask", "density"), mask_of(self.model, self.settings), strict=True))
 
     def train_split(self) -> DeviceSplit:
-        return DeviceSplit(self.loaded.splits["train"], self.group.device)
+        return DeviceSplit(self.loaded.splits["train"].arrays, self.group.device)
 
     def prepare(self, trainer: Trainer) -> None:
         self.trainer, settings = trainer, self.settings
@@ -94,7 +94,7 @@ class Classification:
         settings = self.settings
         return Evaluator(
             self.trainer.model,
-            DeviceSplit(self.loaded.splits[name], self.group.device),
+            DeviceSplit(self.loaded.splits[name].arrays, self.group.device),
             objective or self.objective,
             self.group,
             batch=settings.eval_batch or settings.micro_batch or settings.batch,

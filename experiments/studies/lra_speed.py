@@ -120,7 +120,7 @@ def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
         seed_everything(settings.seed, 0)
         held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         model = make_model(settings, task).to(device).train()
-        split = DeviceSplit(task.splits["train"], device)
+        split = DeviceSplit(task.splits["train"].arrays, device)
         trainer = Trainer(model, split, classify, settings, Group(0, 1, device))
         trainer.prepare(compile=settings.compile, graph=bool(settings.graph))
         trainer.advance()

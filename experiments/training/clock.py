@@ -56,12 +56,11 @@ class Clock:
         return max(window, 1e-9)
 
 
-class Interrupted(Exception):
+class Interrupted(SystemExit):
     """A signal ended a session of a run, after its checkpoint was written."""
 
     def __init__(self, name: str):
-        super().__init__(name)
-        self.code = 128 + signal.Signals[name].value
+        super().__init__(128 + signal.Signals[name].value)
 
 
 class Stop:

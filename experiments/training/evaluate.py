@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from experiments.common.work import progress
-from experiments.lra.tasks.task import Split
 from experiments.training.device import autocast, capture, random_state, set_random_state, warm_up
 from experiments.training.distributed import Group
 
@@ -19,28 +18,27 @@ Batch = tuple[Tensor, Tensor | None, Tensor]  # tokens, lengths, labels
 
 
 class DeviceSplit:
-    """A split as tensors on the device, where batches are gathered."""
+    """Arrays of examples as tensors on the device, where batches are gathered; None stays None."""
 
-    def __init__(self, split: Split, device: torch.device):
+    def __init__(self, arrays: Iterable[np.ndarray | None], device: torch.device):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # mapped files are read-only
-            self.tokens = torch.from_numpy(np.ascontiguousarray(split.tokens)).to(device)
-        self.labels = torch.from_numpy(split.labels).to(device)
-        self.lengths = None if split.lengths is None else torch.from_numpy(split.lengths).to(device)
+            self.tensors = [
+                None if array is None else torch.from_numpy(np.ascontiguousarray(array)).to(device)
+                for array in arrays
+            ]
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.tensors[0])  # type: ignore[arg-type]
 
     def batch(self, rows: Tensor) -> Batch:
         """Return the examples with these numbers."""
-        tokens = self.tokens.index_select(0, rows)
-        lengths = None if self.lengths is None else self.lengths.index_select(0, rows)
-        return tokens, lengths, self.labels.index_select(0, rows)
+        found = (None if t is None else t.index_select(0, rows) for t in self.tensors)
+        return tuple(found)  # type: ignore[return-value]
 
     @property
     def bytes(self) -> int:
-        tensors = [self.tokens, self.labels, self.lengths]
-        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+        return sum(t.nbytes for t in self.tensors if t is not None)
 
 
 class Order:

@@ -323,7 +323,8 @@ class Session:
             trainer.model.load_state_dict(self.best["model"])
         memory, training = peak_mib(group.device), clock.training
         result = self.work.test(self.validated)
-        self.log.write("test", step, **_numbers(result), seconds=clock.seconds)
+        numbers = {name: x for name, x in result.items() if isinstance(x, int | float)}
+        self.log.write("test", step, **numbers, seconds=clock.seconds)
         self.log.write("end", step, complete=reason is None, reason=reason, seconds=clock.seconds)
         self.log.sync()
         self.file["complete"] = reason is None
@@ -352,7 +353,3 @@ class Session:
     def _write(self) -> None:
         if self.group.leads:
             run_file.write(self.folder, self.file)
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}

@@ -33,6 +33,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def arrays(self) -> tuple[np.ndarray | None, ...]:
+        """A batch of all examples."""
+        return self.tokens, self.lengths, self.labels
+
     def first(self, n: int | None) -> "Split":
         """Return the first `n` examples, as views; None: all of them."""
         return self if n is None or n >= len(self) else self.take(slice(n))

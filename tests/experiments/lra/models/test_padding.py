@@ -83,7 +83,8 @@ def test_a_compiled_run_has_the_losses_of_the_eager_one(tmp_path, fresh_dynamo):
         chosen = settings(tmp_path, "listops", "sparse", batch=8, lr=1e-2, steps=6)
         model = classifier(layers=1)
         device = torch.device("cpu")
-        trainer = Trainer(model, DeviceSplit(split, device), classify, chosen, Group(0, 1, device))
+        data, group = DeviceSplit(split.arrays, device), Group(0, 1, device)
+        trainer = Trainer(model, data, classify, chosen, group)
         trainer.prepare(compile=compile, graph=False)
         assert trainer.compiled == compile
         for _ in range(6):

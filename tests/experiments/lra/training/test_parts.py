@@ -92,7 +92,7 @@ def test_every_step_has_its_own_rate_and_examples():
     steps, n = AHEAD + 3, 5
     settings = simple_settings(batch=2, steps=steps)
     labels = np.arange(n)
-    data = DeviceSplit(Split(np.zeros((n, 3), np.uint8), labels, None), CPU)
+    data = DeviceSplit((np.zeros((n, 3), np.uint8), None, labels), CPU)
     seen = []
 
     def objective(model, batch, weights):
@@ -141,7 +141,7 @@ def split(n=11, length=6, classes=3):
 def evaluator(model, data, batch):
     group = Group(0, 1, CPU)
     return Evaluator(
-        model, DeviceSplit(data, CPU), classify, group, batch=batch, dtype=torch.float32
+        model, DeviceSplit(data.arrays, CPU), classify, group, batch=batch, dtype=torch.float32
     )
 
 
@@ -204,7 +204,7 @@ def test_evaluation_of_some_draws_them_once():
             return torch.zeros(()), torch.zeros(()), weights.sum()
 
         for rank in range(world):
-            given = nn.Identity(), DeviceSplit(data, CPU), note, Alone(rank, world, CPU)
+            given = nn.Identity(), DeviceSplit(data.arrays, CPU), note, Alone(rank, world, CPU)
             Evaluator(*given, batch=3, dtype=torch.float32, examples=9)()
         return sorted(found)
 
@@ -267,7 +267,7 @@ def test_every_predicted_token_of_a_batch_counts_as_much(micro_batch):
     model = predictor(pair=False, calls=[])
     tokens = np.random.default_rng(0).integers(1, 9, (4, 12), np.uint8)
     lengths = np.array([12, 3, 7, 1], np.int32)
-    data = DeviceSplit(Split(tokens, np.zeros(4, np.int64), lengths), CPU)
+    data = DeviceSplit((tokens, lengths, np.zeros(4, np.int64)), CPU)
     settings = simple_settings(batch=4, micro_batch=micro_batch, steps=1)
     loss, right, count = Predict(1.0)(model, data.batch(torch.arange(4)), None)
     mean = loss / count
