@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import lzma
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -55,6 +55,27 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -
 def write_text(path: Path, text: str, option: str) -> None:
     """Write a text as `write_whole` does."""
     write_whole(path, lambda file: file.write(text.encode()), option)
+
+
+def rounded(values: Any) -> Any:
+    """Return the values with floats rounded to six digits, as JSON can hold them."""
+    if isinstance(values, float):
+        return float(f"{values:.6g}")
+    if isinstance(values, Mapping):
+        return {str(key): rounded(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [rounded(value) for value in values]
+    return values
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]], option: str) -> None:
+    """Write each row once, one a line, compressed if the name ends in .gz. The same rows give the
+    same bytes.
+    """
+    lines = (json.dumps(rounded(row), separators=(",", ":")) + "\n" for row in rows)
+    data = "".join(dict.fromkeys(lines)).encode()
+    data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+    write_whole(path, lambda file: file.write(data), option)
 
 
 def digest(values: Mapping[str, Any]) -> str:

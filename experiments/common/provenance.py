@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from experiments.common.devices import device_name
 from masks.registry import import_own, own_modules
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,13 +20,7 @@ CHANGES = "+changes"
 COMMIT = "SOURCE_COMMIT"  # environment variable: the commit of a copy without git
 
 
-def origin(device: str, command: str, folders: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a row that say where it comes from, with the digest of `folders`."""
-    about = {"date": now(), "command": command}
-    return {"device": device_name(device), **code_version(folders), **about}
-
-
-def code_version(folders: tuple[str, ...] = ("masks", "sparseflash")) -> dict[str, Any]:
+def code_version(folders: tuple[str, ...]) -> dict[str, Any]:
     """Return the versions of torch and triton, the source digest of `folders`, and the commit."""
     return versions() | {"source": source_digest(*folders), "commit": commit()}
 

@@ -1,7 +1,7 @@
 """Measurements as JSON lines: a row is a plain dict, and a later row may have more fields.
 
     rows = Rows("runs/steps.jsonl", key=("task", "length"))
-    row = {"task": "text", "length": 1024, **origin("cpu", "python -m experiments.speed")}
+    row = {"task": "text", "length": 1024, **rows.origin("cpu", "python -m experiments.speed")}
     if rows.find(row) is None:  # rows with equal keys measure the same thing
         rows.append(row | {"status": OK, "ms_median": 3.5})
 
@@ -19,13 +19,13 @@ import os
 import subprocess
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from experiments.common import provenance
+from experiments.common.devices import device_name
 from experiments.common.files import read_json_lines
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ class Rows:
         return self._known.get(self.key_of(row))
 
     def origin(self, device: str | torch.device, command: str) -> Row:
-        """Return `origin` with the sources of these rows."""
-        return origin(device, command, self.sources)
+        """Return the fields of a row that say where a measurement made now comes from."""
+        about = {"device": device_name(device), **provenance.code_version(self.sources)}
+        about |= {"date": provenance.now(), "command": command}
+        return about | gpu(device) | {"process": PROCESS}
 
     def key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return what two rows share if they measure the same thing with the same versions."""
@@ -136,48 +138,25 @@ def last_versions(frame: Any, key: Sequence[str]) -> "pd.DataFrame":
     return frame[code == code.groupby(what, dropna=False).transform("last")]
 
 
-def origin(
-    device: str | torch.device, command: str, sources: tuple[str, ...] = SOURCES
-) -> dict[str, Any]:
-    """Return the fields of a row that say where a measurement made now comes from."""
-    about = provenance.origin(str(device), command, sources)
-    return about | gpu(str(device)) | {"process": PROCESS}
-
-
-def gpu(device: str) -> dict[str, Any]:
-    """Return which GPU a device is, its driver and its clocks now; nothing for a CPU.
+def gpu(device: str | torch.device) -> Row:
+    """Return which GPU a device is, and its driver and clocks now (MHz) as nvidia-smi tells them;
+    nothing for a CPU.
 
     `gpu` is a hash of its UUID: it tells two GPUs of one kind apart.
     """
     if torch.device(device).type != "cuda":
         return {}
     name = str(torch.cuda.get_device_properties(device).uuid)
-    about = {"gpu": hashlib.sha256(name.encode()).hexdigest()[:8]}
-    return about | _driver(name) | clocks(device)
-
-
-def clocks(device: str | torch.device) -> dict[str, int]:
-    """Return the clocks of a GPU in MHz now; nothing for a CPU or without nvidia-smi."""
-    if torch.device(device).type != "cuda":
-        return {}
-    name = str(torch.cuda.get_device_properties(device).uuid)
-    found = _query(name, sm_mhz="clocks.sm", memory_mhz="clocks.mem")
-    return {field: int(value) for field, value in found.items() if value.isdigit()}
-
-
-@cache
-def _driver(gpu: str) -> dict[str, str]:
-    return _query(gpu, driver="driver_version")
-
-
-def _query(gpu: str, **fields: str) -> dict[str, str]:
-    what = f"--query-gpu={','.join(fields.values())}"
-    command = ["nvidia-smi", what, "--format=csv,noheader,nounits", f"--id=GPU-{gpu}"]
+    about: Row = {"gpu": hashlib.sha256(name.encode()).hexdigest()[:8]}
+    what = "--query-gpu=driver_version,clocks.sm,clocks.mem"
+    command = ["nvidia-smi", what, "--format=csv,noheader,nounits", f"--id=GPU-{name}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return {}
-    return dict(zip(fields, map(str.strip, done.stdout.split(",")), strict=False))
+        return about
+    driver, *clocks = map(str.strip, done.stdout.split(","))
+    pairs = zip(("sm_mhz", "memory_mhz"), clocks, strict=False)
+    return about | {"driver": driver} | {k: int(mhz) for k, mhz in pairs if mhz.isdigit()}
 
 
 def _short(value: Any) -> Any:

@@ -6,7 +6,6 @@ steps. A name that ends in .gz is a compressed file.
 """
 
 import glob
-import gzip
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.common.files import read_json_lines, reading, unpack, write_whole
+from experiments.common.files import read_json_lines, reading, unpack, write_json_lines
 from experiments.lra.settings import forms
-from experiments.training.run_file import JOURNAL, RUN, last_lines, read, rounded
+from experiments.training.run_file import JOURNAL, RUN, last_lines, read
 
 POINTS = 200  # of a training curve in an archive
 PRETRAINED = "from another run"
@@ -177,10 +176,7 @@ def write_archive(runs: Sequence[Run], path: Path) -> None:
     """
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise ValueError(f"archive={path}: give a path that ends in .jsonl or .jsonl.gz")
-    lines = (json.dumps(rounded(_packed(run)), separators=(",", ":")) + "\n" for run in runs)
-    data = "".join(dict.fromkeys(lines)).encode()
-    data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
-    write_whole(path, lambda file: file.write(data), "archive")
+    write_json_lines(path, map(_packed, runs), "archive")
 
 
 def _packed(run: Run) -> dict[str, Any]:

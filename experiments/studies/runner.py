@@ -32,7 +32,7 @@ from experiments.bench.gate import WrongResult
 from experiments.bench.step import breaks_context, free
 from experiments.common.config import choose
 from experiments.common.devices import find_device
-from experiments.common.rows import OK, SOURCES, Found, Row, Rows, clocks, found, last_versions
+from experiments.common.rows import OK, SOURCES, Found, Row, Rows, found, gpu, last_versions
 
 UNSTABLE = 0.15  # range of the rounds / median, above which a cell is no result
 
@@ -159,8 +159,8 @@ class Run:
                 found |= {"error": error.error} if isinstance(error, WrongResult) else {}
                 if one is None:  # what cannot be opened has no row with a time
                     one = lambda row, found=found: found  # noqa: E731
-            after = {f"{name}_after": mhz for name, mhz in clocks(self.device).items()}
-            yield row | found | after
+            clocks = {f"{n}_after": mhz for n, mhz in gpu(self.device).items() if "mhz" in n}
+            yield row | found | clocks
         del one
         free(self.device)
 

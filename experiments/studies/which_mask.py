@@ -8,8 +8,6 @@ All masks are causal, consist of whole blocks, and have the share of the pairs o
 that is nearest to a density. The folders of the runs are the state: the same command continues.
 """
 
-import gzip
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +27,7 @@ import masks
 from experiments import sweep
 from experiments.common import figures as f
 from experiments.common.config import choose
-from experiments.common.files import write_whole
+from experiments.common.files import write_json_lines
 from experiments.common.rows import OK, Row, found, read
 from experiments.common.tables import MISSING, markdown, mean_std, pivot
 from experiments.lm.model import picked_pairs, resolve
@@ -254,9 +252,7 @@ def collect(options: Options) -> None:
     path = Path(options.rows)
     kept = {_key(row): row for row in (read(path) if path.exists() else [])}
     kept |= {_key(row): row for row in _rows(Path(options.runs))}
-    lines = "".join(json.dumps(run_file.rounded(row)) + "\n" for row in kept.values()).encode()
-    packed = gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines
-    write_whole(path, lambda file: file.write(packed), "rows")
+    write_json_lines(path, kept.values(), "rows")
 
 
 OWN = ("steps", "batch", "lr", "conv", "init_std", "precision")  # of a recipe, in its rows

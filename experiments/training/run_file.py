@@ -47,7 +47,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.common.config import make
-from experiments.common.files import DamagedFile, read_json, read_json_lines, reading, write_text
+from experiments.common.files import (
+    DamagedFile,
+    read_json,
+    read_json_lines,
+    reading,
+    rounded,
+    write_text,
+)
 from experiments.common.provenance import code_version
 from experiments.training.settings import Training
 
@@ -137,17 +144,6 @@ def versions() -> dict[str, Any]:
 
     found = code_version(SOURCES)
     return found | {"dropout": dropout.VERSION, "dropout_hidden": hidden.VERSION}
-
-
-def rounded(values: Any) -> Any:
-    """Return the values with floats rounded to six digits, as JSON can hold them."""
-    if isinstance(values, float):
-        return float(f"{values:.6g}")
-    if isinstance(values, Mapping):
-        return {str(key): rounded(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [rounded(value) for value in values]
-    return values
 
 
 def duration(seconds: float) -> str:

@@ -173,4 +173,4 @@ def test_a_copy_without_git_names_its_commit(folder, monkeypatch):
     monkeypatch.setenv(provenance.COMMIT, "abc")
     clear()
     provenance.check_published(folder / "docs" / "speed.jsonl")
-    assert provenance.origin("cpu", "python", ("masks",))["commit"] == "abc"
+    assert provenance.code_version(("masks",))["commit"] == "abc"
