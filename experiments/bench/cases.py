@@ -12,9 +12,9 @@ import masks
 from experiments.bench.cost import Shape
 from experiments.common.config import choose, whole_number
 from masks.patterns.bands import Band
+from masks.tiles import FULL, unpack_bits
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-FULL = -1  # code of a full block in masks.BlockMask; 0, 1, ... are the numbers of bit tiles
 DENSE = "dense"
 CAUSAL = str(masks.causal())  # the one mask that peers without blocks have kernels for
 LAYOUTS = ("head_major", "token_major")
@@ -117,19 +117,17 @@ class Case:
         """
         if self.blocks is None:
             return np.ones((len(rows), self.n_k), bool)
-        blocks, keys = self.blocks, np.arange(self.n_k)
+        blocks = self.blocks
         slice_ = (batch if blocks.batch > 1 else 0) * blocks.heads
         slice_ += head if blocks.heads > 1 else 0
         block_row = slice_ * blocks.rows + rows // self.block_q
         cells = block_row[:, None] * blocks.cols + np.arange(blocks.cols)
         code = blocks.tiles[np.searchsorted(blocks.starts, cells, side="right") - 1]
-        code = np.repeat(code, self.block_k, axis=1)[:, : self.n_k]
-        allowed = code == FULL
+        allowed = np.repeat((code == FULL)[:, :, None], self.block_k, axis=2)
         r, c = np.nonzero(code >= 0)
-        in_block = keys[c] % self.block_k
-        words = blocks.bits[code[r, c], rows[r] % self.block_q, in_block // 32]
-        allowed[r, c] = (words >> (in_block % 32).astype(np.uint32)) & 1
-        return allowed
+        bits = blocks.bits[code[r, c], rows[r] % self.block_q]
+        allowed[r, c] = unpack_bits(bits, self.block_k)
+        return allowed.reshape(len(rows), -1)[:, : self.n_k]
 
     def check(self) -> None:
         """Raise ValueError for values that no case can have."""

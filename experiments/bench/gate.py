@@ -24,9 +24,16 @@ ROWS = 64
 class WrongResult(Exception):
     """A result beyond its limit: the text is the status of the row, and `error` a field."""
 
-    def __init__(self, text: str, error: float):
-        super().__init__(text)
+    def __init__(self, error: float, limit: float):
+        super().__init__(f"wrong result: error {error:.3g}, limit {limit:.3g}")
         self.error = error
+
+
+def checked(error: float, limit: float) -> float:
+    """Return the error. Raise WrongResult if it is beyond the limit, or NaN."""
+    if not error <= limit:
+        raise WrongResult(error, limit)
+    return error
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +108,8 @@ class Gate:
         return max(errors)
 
     def passed(self, error: float) -> float:
-        """Return the error. Raise WrongResult if it is beyond the limit, or NaN."""
-        if not error < (limit := LIMIT[self.q.dtype]):
-            raise WrongResult(f"wrong result: error {error:.3g}, limit {limit:g}", error)
-        return error
+        """Return the error, `checked` by the limit of the dtype."""
+        return checked(error, LIMIT[self.q.dtype])
 
     def _inputs(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
         """Return q (1, group, rows, D), k, v (1, 1, n_k, D) in float64 of a sampled slice, and

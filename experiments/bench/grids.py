@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -58,39 +58,30 @@ def make_grid(
     return list(dict.fromkeys(found))
 
 
-class Part(NamedTuple):
-    """Cases of a named grid, and the providers that are measured at each."""
+def read_grid(name: str, device: torch.device) -> list[tuple[Case, tuple[str, ...]]]:
+    """Return the cases of conf/grids/NAME.yaml with their providers, as far as installed.
 
-    cases: tuple[Case, ...]
-    providers: tuple[str, ...]
-
-
-def read_grid(name: str, device: torch.device) -> list[Part]:
-    """Return the parts of conf/grids/NAME.yaml: sizes, masks, and providers, as far as installed.
-
-    What a part does not say: batch 1, head dim 128, bfloat16, blocks of 128, (B, H, N, D).
+    What a part there does not say: batch 1, head dim 128, bfloat16, blocks of 128, (B, H, N, D).
     """
     if device.type != "cuda":
         raise ValueError(f"grid={name} needs a GPU, and the device is {device}: leave it out")
-    parts = []
+    found = []
     for part in read_yaml(CONF / "grids" / f"{name}.yaml", "a grid has parts")["parts"]:
         n, heads, block = part["n"], part["heads"], part.get("block", 128)
         sizes = part.get("batch", 1), heads, part.get("kv_heads", heads), n, n
         shape = Case(DENSE, *sizes, part.get("head_dim", 128), "bfloat16", block, block)
         shape = replace(shape, layout=part.get("layout", LAYOUTS[0]))
-        parts.append(Part(_cases(shape, part["masks"]), installed(*part["providers"])))
-    return parts
+        providers = installed(*part["providers"])
+        found += [(case, providers) for case in _cases(shape, part["masks"])]
+    return found
 
 
 GRIDS = sorted(path.stem for path in (CONF / "grids").glob("*.yaml"))
 
 
-def _cases(shape: Case, texts: Iterable[str]) -> tuple[Case, ...]:
-    return tuple(_with_mask(shape, text) for text in texts)
-
-
-def _with_mask(shape: Case, mask: str) -> Case:
-    """Return the case with the mask's own text, so that one mask has one name in every row."""
-    if mask == DENSE:  # which has no blocks
-        return replace(shape, mask=mask, block_q=0, block_k=0)
-    return replace(shape, mask=str(masks.parse(mask)))
+def _cases(shape: Case, texts: Iterable[str]) -> list[Case]:
+    """Return a case for each mask, with its own text: one mask has one name in every row."""
+    dense = replace(shape, mask=DENSE, block_q=0, block_k=0)  # which has no blocks
+    return [
+        dense if text == DENSE else replace(shape, mask=str(masks.parse(text))) for text in texts
+    ]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from experiments.bench.cases import DENSE
+from experiments.bench.cost import DIRECTIONS
 from experiments.common.figures import OTHER, Style
 from experiments.common.provenance import version
 from sparseflash.kernels.common.device import described, nvidia_capability
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-DIRECTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from experiments.bench.cases import DTYPES, LAYOUTS, Case
 from experiments.bench.cost import CEILINGS, cost, ideal, measure_ceilings
 from experiments.bench.gate import Gate
-from experiments.bench.grids import GRIDS, Part, make_grid, read_grid
+from experiments.bench.grids import GRIDS, make_grid, read_grid
 from experiments.bench.provider import DIRECTIONS
 from experiments.bench.providers import PROVIDERS, default_providers, find
 from experiments.bench.step import Step, draw, measure, peak_extra_mib
@@ -86,21 +86,20 @@ def cases(run: Run) -> list[Asked]:
     given = {name: getattr(o, name) for name in SHAPE}
     if o.grid is None:
         names = tuple(o.providers or default_providers(device))
-        parts = [Part(tuple(make_grid(str(device), **given)), names)]
+        pairs = [(case, names) for case in make_grid(str(device), **given)]
     elif any(value is not None for value in given.values()):
         raise ValueError(f"grid={o.grid} has its own masks and shapes: leave these out")
     else:
-        parts = read_grid(o.grid, device)
-    longest = max((case.n_q for part in parts for case in part.cases), default=0)
+        pairs = read_grid(o.grid, device)
+    longest = max((case.n_q for case, _ in pairs), default=0)
     found: dict[Case, dict[str, None]] = {}
-    for part in parts:
-        names = [name for name in part.providers if not o.providers or name in o.providers]
-        for case in part.cases:
-            _ = case.blocks  # refuses an impossible mask now, not in the middle of the run
-            # FlexAttention compiles for up to ten seconds on a CPU
-            short = case.n_q < longest and device.type == "cpu" and not o.providers
-            concerned = (n for n in names if find(n).concerns(case) and not (short and n == "flex"))
-            found.setdefault(case, {}).update(dict.fromkeys(concerned))
+    for case, providers in pairs:
+        names = [name for name in providers if not o.providers or name in o.providers]
+        _ = case.blocks  # refuses an impossible mask now, not in the middle of the run
+        # FlexAttention compiles for up to ten seconds on a CPU
+        short = case.n_q < longest and device.type == "cpu" and not o.providers
+        concerned = (n for n in names if find(n).concerns(case) and not (short and n == "flex"))
+        found.setdefault(case, {}).update(dict.fromkeys(concerned))
     return [Asked(case, tuple(names)) for case, names in found.items() if names]
 
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from experiments.bench.cases import DTYPES, LAYOUTS, Case
 from experiments.bench.gate import Gate, WrongResult
-from experiments.training.device import capture, lacks_memory, warm_up
+from experiments.training.device import MIB, capture, lacks_memory, warm_up
 
-MIB = 2**20
 DIRECTIONS = ("forward", "backward", "both")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 SLOW_S = 0.5  # a call that takes longer is timed twice, not for a span of time

@@ -35,6 +35,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import sparseflash
 from experiments.bench.cases import DTYPES, Case
+from experiments.bench.cost import DIRECTIONS
 from experiments.bench.gate import Gate
 from experiments.bench.step import MIB, draw, times_of
 from experiments.common import figures as f
@@ -47,7 +48,6 @@ from masks import interop, parse
 from sparseflash.distributed import ContextParallel, context_parallel
 
 KEY = "provider direction heads kv_heads n_q head_dim dtype ranks link".split()
-DIRECTIONS = ("forward", "backward")
 BLOCK = 128
 SETTING = "heads kv_heads n_q ranks link device".split()
 

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from experiments.bench.cases import DTYPES, Case
-from experiments.bench.cost import cost, flops, standard_accesses
+from experiments.bench.cost import DIRECTIONS, cost, flops, standard_accesses
 from experiments.bench.peers import methods
 from experiments.bench.peers.methods import METHODS, Setting, block_of
 from experiments.common.provenance import ROOT
@@ -82,7 +82,7 @@ def traffic(method: str, case: Case) -> float:
     if METHODS[method].stores:
         elements = standard_accesses(case.n_q, case.head_dim, "both")
         return case.batch * case.heads * elements * case.shape.itemsize
-    return sum(cost(case.shape, case.blocks, d).hbm_bytes for d in ("forward", "backward"))
+    return sum(cost(case.shape, case.blocks, d).hbm_bytes for d in DIRECTIONS)
 
 
 def cases(run: Run) -> list[Measured]:
@@ -135,10 +135,8 @@ def counted_gb(what: Measured) -> float | None:
     if done.returncode or not head:
         print(f"no counters: {(done.stdout + done.stderr).strip()[-300:]}", flush=True)
         return None
-    values: Any = pd.read_csv(StringIO(head + table), thousands=",", na_values="n/a")[
-        "Metric Value"
-    ]
-    return values.sum() / 1e9
+    values: Any = pd.read_csv(StringIO(head + table), thousands=",", na_values="n/a")
+    return values["Metric Value"].sum() / 1e9
 
 
 def counted(what: Measured) -> None:

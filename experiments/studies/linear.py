@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import masks
 from experiments.bench.cases import DTYPES
-from experiments.bench.gate import LIMIT, WrongResult
-from experiments.bench.step import measure
+from experiments.bench.gate import LIMIT, checked
+from experiments.bench.step import DIRECTIONS, measure
 from experiments.common.rows import Found, Row
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import runner
@@ -29,7 +29,6 @@ from sparseflash.testing import relative_error
 
 KEY = "provider what direction dim hidden tokens block density dtype round".split()
 SOURCES = ("masks", "sparseflash", "experiments/studies")
-DIRECTIONS = ("forward", "backward", "both")
 
 
 @dataclass(kw_only=True)
@@ -153,9 +152,7 @@ def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
         module = PROVIDERS[name](ours, case.block)
         found = [module(x)] if name == "bsr" else results(module, x, dout)
         error = max(relative_error(a, b) for a, b in zip(found, wanted(), strict=False))
-        if not error <= LIMIT[x.dtype]:
-            raise WrongResult(f"wrong result: error {error:.2g}", error)
-        return module, error
+        return module, checked(error, LIMIT[x.dtype])
 
     def one(row: Row) -> dict[str, Any]:
         module, error = prepared(row["provider"])

@@ -22,7 +22,6 @@ from masks.build import cache
 from sparseflash.schedule.blocks import to_device
 
 KEY = ("builder", "seq_len", "block")
-SOURCES = ("masks", "sparseflash")
 BUILDERS = ("masks", "schedule")
 DOCUMENTS = "documents & causal"  # of random lengths, 2,000 tokens in the mean
 STRUCTURED = "local:256+butterfly:128+global:64"

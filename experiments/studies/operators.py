@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import masks
 from experiments.bench.cases import DTYPES
-from experiments.bench.gate import LIMIT, WrongResult
+from experiments.bench.gate import LIMIT, checked
 from experiments.bench.step import measure
 from experiments.common.rows import OK, Found, Row
 from experiments.common.tables import MISSING, markdown, short
@@ -164,10 +164,7 @@ def check(case: Found, device: torch.device) -> float:
 
     expected = gradient(**exact).double()
     limit = max(LIMIT[torch.float32], 2 * relative_error(gradient(attention="standard"), expected))
-    error = relative_error(gradient(), expected)
-    if not error <= limit:
-        raise WrongResult(f"wrong result: error {error:.3g}, limit {limit:.3g}", error)
-    return error
+    return checked(relative_error(gradient(), expected), limit)
 
 
 # ---- classes of operators

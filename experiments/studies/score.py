@@ -172,7 +172,6 @@ def tables(frame: Any) -> dict[str, str]:
     """Return terms, the cost of each rule over none in the same round in percent, ! above its bar;
     ms, providers across; and why others have none.
     """
-    frame = frame.rename(columns={"term": "rule", "n": "n_q"})  # of sinks and maxima before rules
     rows: Any = last_versions(frame[frame.status == OK], KEY)
     call = "provider mask n_q head_dim direction".split()
     same = [*call, "device", "round"]

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from experiments.bench.gate import WrongResult
+from experiments.bench.gate import checked
 from experiments.bench.step import measure
 from experiments.common.devices import free_memory
 from experiments.common.rows import Found, Row
@@ -79,9 +79,7 @@ def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
 
     def one(row: Row) -> dict[str, Any]:
         call = make_call(row["algorithm"], x)
-        wrong = error(row["algorithm"], call(), x)
-        if not wrong <= LIMIT:
-            raise WrongResult(f"wrong result: error {wrong:.2g}", wrong)
+        wrong = checked(error(row["algorithm"], call(), x), LIMIT)
         times = measure(call, x.device, run.options.seconds)
         accesses = ALGORITHMS[row["algorithm"]].accesses
         gb_s = None if accesses is None else accesses * x.nbytes / times.ms_median / 1e6

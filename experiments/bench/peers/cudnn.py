@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.bench import provider
-from experiments.bench.cases import DENSE, DTYPES, FULL, LAYOUTS, Case
+from experiments.bench.cases import DENSE, DTYPES, LAYOUTS, Case
 from experiments.bench.provider import Attention, Provider, not_hopper
 from masks import BlockMask
 from masks.runs import Ints, expand
 from masks.segments import row_segments
-from masks.tiles import unpack_bits
+from masks.tiles import FULL, unpack_bits
 
 PACKAGE = "nvidia-cudnn-frontend"
 INSTALL = "pip install nvidia-cudnn-frontend==1.32.0 'nvidia-cutlass-dsl[cu13]==4.8.1'"

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.bench.cases import CAUSAL, FULL, Case
+from experiments.bench.cases import CAUSAL, Case
 from experiments.bench.provider import Attention, Provider, block_lists
 from masks.block_mask import BlockMask
+from masks.tiles import FULL
 
 os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compile once a machine
 

@@ -34,7 +34,6 @@ class Method:
 
     kind: of experiments.lra.models.attention, sdpa, or one of PUBLISHED, a form as published.
     exact: computes softmax attention under its mask, which a gate can check.
-    quadratic: its work grows with the square of the length.
     stores: it keeps N x N matrices.
     group: the panel of a figure that shows it; ours under a mask is in each.
     """
@@ -46,7 +45,6 @@ class Method:
     kernel: SDPBackend | None = None
     compiled: bool = False
     exact: bool = False
-    quadratic: bool = False
     stores: bool = False
     group: str = "exact attention"
 
@@ -56,7 +54,7 @@ def _as_lra(name: str, label: str = "", **options: Any) -> Method:
     return Method(label or kind.label, Style(*kind.style), name, **options)
 
 
-_DENSE: dict[str, Any] = {"exact": True, "quadratic": True}
+_DENSE: dict[str, Any] = {"exact": True}
 _STORED: dict[str, Any] = _DENSE | {"stores": True}
 _SHOWN: dict[str, Any] = {"exact": True, "group": PATTERNS}
 _LONG, _BIRD = ("#009E73", "P"), ("#8C564B", "<")
