@@ -244,16 +244,11 @@ def places(options: Options) -> list[str]:
     return (groups[: len(gpus) // each] or [""]) * options.at_once
 
 
-def read_sweep(options: Options) -> list[Planned]:
-    """Return the runs of the options `sweep`, `file` and `overrides`."""
-    sweep, file = options.sweep, options.file
-    sweep = sweep if file is None else read_yaml(Path(file), FORM, f"file={file}")
-    return planned(sweep, options.overrides)
-
-
 @program("sweep", Options)
 def main(options: Options, command: str) -> None:
-    runs, free, failed = read_sweep(options), places(options), {}
+    sweep, file = options.sweep, options.file
+    sweep = sweep if file is None else read_yaml(Path(file), FORM, f"file={file}")
+    runs, free, failed = planned(sweep, options.overrides), places(options), {}
     if not options.dry_run:
         failed = train(runs, free, options.processes, options.minutes)
     for run in runs:

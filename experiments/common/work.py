@@ -1,10 +1,10 @@
-"""Long work: threads, processes, and how much of it is done."""
+"""Long work: cores, processes, and how much of it is done."""
 
 import multiprocessing
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
@@ -27,19 +27,6 @@ def progress(items: Iterable[T], total: int | None, what: str) -> Iterator[T]:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def threads(workers: int | None = None) -> Iterator[ThreadPoolExecutor]:
-    """Give a pool of threads, one a core by default, for work that releases the interpreter's lock.
-
-    What has not begun when the block ends, by an error or Ctrl-C too, is dropped.
-    """
-    with ThreadPoolExecutor(workers or cores()) as pool:
-        try:
-            yield pool
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

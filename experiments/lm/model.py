@@ -148,7 +148,10 @@ def resolve(text: str | None) -> Mask | Selector:
     if text is not None and (found := SELECTOR.fullmatch(text)):
         first, second = int(found[2]), int(found[3])
         if found[1] == "moba":
-            return _moba(first, second)
+            block = next((size for size in BLOCKS if first % size == 0), None)
+            if block is None or not second:
+                raise ValueError(f"mask={text}: give a multiple of 16, and at least 1 of them")
+            return select.moba(first, second, block)
         if found[1] == "nsa":
             return select.nsa(first, second, second)
         return select.top_k(first, block_size=second, within=masks.causal(), always=masks.local(0))
@@ -157,15 +160,6 @@ def resolve(text: str | None) -> Mask | Selector:
     mask = masks.parse(text)
     parts = mask.parts if mask.kind == "&" else (mask,)
     return mask if masks.causal() in parts else mask & masks.causal()
-
-
-def _moba(chunk: int, k: int) -> Selector:
-    block = next((size for size in BLOCKS if chunk % size == 0), None)
-    if block is None or not k:
-        raise ValueError(
-            f"mask=moba({chunk}, {k}): give a chunk that is a multiple of 16, and 1 or more of them"
-        )
-    return select.moba(chunk, k, block)
 
 
 # ---- the model

@@ -249,9 +249,7 @@ def _variables(rng: np.random.Generator, count: int, task: Synthetic) -> Draw:
     tokens[:, n - 2 * CHAINS :: 2] = ask
     tokens[:, n - 2 * CHAINS + 1 :: 2] = np.take_along_axis(names[:, :, -1], asked, 1)
     places = np.broadcast_to(np.arange(n - 2 * CHAINS + 1, n, 2), asked.shape)
-    begun = np.argsort(turn, axis=1, kind="stable")[
-        :, ::steps
-    ]  # the slot of each "let NAME = value"
+    begun = np.argsort(turn, axis=1, kind="stable")[:, ::steps]  # slots of each "let NAME = value"
     sources = np.take_along_axis(np.take_along_axis(slots, begun, 1) + 2, asked, 1)
     return tokens, places, np.take_along_axis(values, asked, 1), sources
 

@@ -264,14 +264,6 @@ class Difference(NamedTuple):
     covers: str  # SEEDS, EXAMPLES, both, or neither
 
 
-def cell_difference(cells: Cells, row: RowKey, column: Column, base: str) -> Difference | None:
-    """Return the difference of a cell from that of the attention `base` in the same recipe."""
-    ours, other = (cells.get((key, column)) for key in (row, RowKey(base, "", row.label)))
-    if ours is None or other is None or ours is other:
-        return None
-    return difference(ours.runs, other.runs)
-
-
 def difference(ours: Sequence[Run], others: Sequence[Run]) -> Difference | None:
     """Return the accuracy of `ours` - that of `others`, None without a common tested seed.
 

@@ -166,8 +166,9 @@ def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]]) -> Figure:
                 ):
                     lines = [x for x in run.of(kind) if x.get(quantity) is not None]
                     y = pd.Series([scale * x[quantity] for x in lines], dtype=float)
-                    if kind == "train":
-                        y = smoothed(y)
+                    if kind == "train":  # means over 2 % of the lines, over fewer at both ends
+                        window = 2 * (len(y) // 100) + 1
+                        y = y.rolling(window, center=True, min_periods=1).mean()
                     label = name if kind == "val" or not run.of("val") else None
                     _curve(axes[0], [x["step"] for x in lines], y, kind, look, label)
                     _curve(axes[1], [x["seconds"] / second for x in lines], y, kind, look, label)
@@ -186,11 +187,6 @@ def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]]) -> Figure:
     seeds = "a line for each run" if several else "single runs"
     figure.suptitle(f"{title}; {devices}; {seeds}", fontsize=8)
     return figure
-
-
-def smoothed(y: Any, share: float = 0.02) -> Any:
-    """Return the mean of a series over a window of `share` of it, which shrinks at both ends."""
-    return y.rolling(2 * int(share * len(y) / 2) + 1, center=True, min_periods=1).mean()
 
 
 def _baselines(cells: Iterable[Cell]) -> dict[str, float]:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 import masks
 from experiments.common.config import compose, make, option, store
 from experiments.common.files import digest
@@ -137,7 +135,7 @@ def forms(attention: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
 store("train", Settings)  # for `compose_settings`
 
 
-def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] = ()) -> Settings:
+def make_settings(config: Mapping[str, Any], given: Sequence[str] = ()) -> Settings:
     """Return the settings of a configuration of conf/train.yaml.
 
     Args:
@@ -147,8 +145,6 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
     Raises:
         ValueError: an option does not exist, or its value is out of range.
     """
-    if isinstance(config, DictConfig):
-        config = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     values: dict[str, Any] = dict(config)
     small, by_task = values.pop("small"), values.pop("by_task")
     keys, name = given_keys(given), values["task"].get("name")

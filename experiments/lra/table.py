@@ -88,12 +88,15 @@ class Table:
         return [["", *of.heads(self.columns)], *body]
 
     def _difference(self, row: RowKey, column: Column, base: str) -> str:
-        found = of.cell_difference(self.cells, row, column, base)
-        if found is None:
+        keys = row, RowKey(base, "", row.label)  # in the same recipe
+        ours, other = (self.cells.get((key, column)) for key in keys)
+        if ours is None or other is None or ours is other:
+            return MISSING
+        if (found := of.difference(ours.runs, other.runs)) is None:
             return MISSING
         half = "" if found.half is None else f" ± {found.half:.1f}"
         words = ", ".join(filter(None, (str(found.seeds), "+".join(found.covers))))
-        mark = "" if self.cells[row, column].complete else CUT
+        mark = "" if ours.complete else CUT
         return f"{found.value:+.1f}{half} ({words}){mark}"
 
     def footnotes(self) -> list[str]:

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from experiments.common.files import digest, read_array
-from experiments.common.work import progress, threads
+from experiments.common.work import cores, progress
 from experiments.pathfinder.geometry import Spec, tables
 from experiments.pathfinder.kernels import INFO, make_images
 
@@ -125,9 +126,12 @@ def _fill(folder: Path, shape: Shape, make: MakeRun, what: str) -> tuple[Path, P
     """Make all images; return the files of their labels and pixels."""
     labels_part, part = folder / "labels.npy", folder / "pixels.npy"
     pixels, starts = open_memmap(part, "w+", np.uint8, shape), range(0, shape[0], RUN)
-    with threads() as pool:
-        runs = pool.map(lambda first: make(first, pixels[first : first + RUN]), starts)
-        labels = [*progress(runs, len(starts), f"{what}, {RUN} at a time")]
+    with ThreadPoolExecutor(cores()) as pool:  # numba releases the interpreter's lock
+        try:
+            runs = pool.map(lambda first: make(first, pixels[first : first + RUN]), starts)
+            labels = [*progress(runs, len(starts), f"{what}, {RUN} at a time")]
+        finally:  # after an error or Ctrl-C too, what has not begun is dropped
+            pool.shutdown(cancel_futures=True)
     pixels.flush()
     np.save(labels_part, np.concatenate(labels))
     return labels_part, part

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+from scipy.ndimage import grey_dilation
 
 from experiments.common.config import as_list, choose, whole_number
 
@@ -268,10 +269,11 @@ def _patches(
         ImageDraw.Draw(image).line(line, fill=255, width=round(spec.thickness * scale))
         canvas.append(np.asarray(image))
     lines = np.stack(canvas)
-    wide = _dilate(lines, margin * scale)
+    disk = _disk(margin * scale)[None]
+    wide = np.asarray(grey_dilation(lines, footprint=disk, mode="constant"), np.uint8)
     width = 2 * half + 1
     stroke = np.stack([_lanczos(image, width) for image in lines]).astype(np.float32) / 255
-    mask = np.stack([_lanczos(image, width) for image in wide.astype(np.uint8)]) / 255
+    mask = np.stack([_lanczos(image, width) for image in wide]) / 255
     return stroke.clip(0), mask
 
 
@@ -282,16 +284,6 @@ def _lanczos(image: np.ndarray, width: int) -> np.ndarray:
 def _disk(radius: int) -> np.ndarray:
     y, x = np.ogrid[-radius : radius + 1, -radius : radius + 1]
     return y * y + x * x <= radius * radius
-
-
-def _dilate(images: np.ndarray, radius: int) -> np.ndarray:
-    """Return the maximum over a disk."""
-    rows, columns = images.shape[1:]
-    padded = np.pad(images, ((0, 0), (radius, radius), (radius, radius)))
-    out = np.zeros_like(images)
-    for y, x in np.argwhere(_disk(radius)):
-        np.maximum(out, padded[:, y : y + rows, x : x + columns], out=out)
-    return out
 
 
 def _footprint(mask: np.ndarray, half: int, full: int) -> np.ndarray:

@@ -32,6 +32,7 @@ tables of the rows below docs/results:
 import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -99,25 +100,22 @@ def tables(name: str, *files: str, where: str = "") -> dict[str, str]:
 
 def rows(file: str | Sequence[str], where: str = "") -> pd.DataFrame:
     """Return the rows of files or folders below docs/results that a pandas query chooses."""
-    paths = [RESULTS / each for each in ([file] if isinstance(file, str) else file)]
-    paths = [
-        each for path in paths for each in (sorted(path.iterdir()) if path.is_dir() else [path])
-    ]
-    found = frame([row for path in paths for row in read(path)])
+    given = [RESULTS / each for each in ([file] if isinstance(file, str) else file)]
+    paths = [sorted(path.iterdir()) if path.is_dir() else [path] for path in given]
+    found = frame([row for path in chain(*paths) for row in read(path)])
     return found.query(where) if where else found
 
 
 def runs(file: str | Sequence[str], where: str = "") -> pd.DataFrame:
     """Return a line for each training run of archives that a query chooses, shares in percent."""
     names = "label mask density seed steps accuracy val_accuracy pretraining complete held_out"
+    names += " ms_per_step length"
     lines = []
     for row in rows(file).to_dict("records"):
         run = unpacked(row)
         task, start = run.settings.get("task") or {}, run.settings.get("init_from")
-        lines.append(
-            {name: getattr(run, name) for name in [*names.split(), "ms_per_step", "length"]}
-        )
-        lines[-1] |= {
+        line = {name: getattr(run, name) for name in names.split()}
+        lines.append(line | {
             "task": published.LABELS.get(run.task, run.task),
             "attention": published.ATTENTIONS.get(run.attention, run.attention),
             "last": 100 * run.of("val")[-1]["accuracy"] if run.of("val") else None,
@@ -129,7 +127,7 @@ def runs(file: str | Sequence[str], where: str = "") -> pd.DataFrame:
             "order": (published.order(published.LABELS, run.task), run.length,
                       published.order(published.ATTENTIONS, run.attention), run.mask,
                       task.get("difficulty") or 14),
-        }  # fmt: skip
+        })  # fmt: skip
     found = pd.DataFrame(lines).sort_values("order", kind="stable")
     return found.query(where) if where else found
 

@@ -186,7 +186,7 @@ class Classifier(nn.Module):
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
         if self.config.positions != "none":
-            x = x + self._positions()
+            x = x + (self.waves() if self.config.positions == "waves" else self.positions)
         if self.context is not None:
             x = self.context.shard(x)
         first, *seeds = self._seeds(x.device)
@@ -201,9 +201,6 @@ class Classifier(nn.Module):
         count = 1 + Block.dropouts * len(self.blocks)
         drops = torch.compiler.is_compiling() and self.training and self.config.dropout > 0
         return draw_seeds(count, device).unbind() if drops else [None] * count
-
-    def _positions(self) -> Tensor:
-        return self.waves() if self.config.positions == "waves" else self.positions
 
     def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         """(B, dim): one state of each sequence, as `ModelConfig.pool` says."""

@@ -166,7 +166,6 @@ def _distinct(
 
 
 def _chunk(seed: int, chunk: int) -> tuple[Trees, np.ndarray]:
-    """CHUNK trees and their values."""
     return _draw(seed, chunk, 0, CHUNK)
 
 
@@ -197,9 +196,8 @@ def draw_trees(rng: np.random.Generator, attempts: int) -> Trees:
         depths.append((tree, children))
         tree = np.repeat(tree, children)
     keep = (total >= SHORTEST) & (total <= LONGEST)
-    return _spell(rng, [children[keep[tree]] for tree, children in depths]), total[keep].astype(
-        np.int32
-    )
+    flat = _spell(rng, [children[keep[tree]] for tree, children in depths])
+    return flat, total[keep].astype(np.int32)
 
 
 def _spell(rng: np.random.Generator, depths: list[np.ndarray]) -> np.ndarray:

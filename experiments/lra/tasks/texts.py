@@ -140,14 +140,10 @@ def _half(folder: Path, half: str, files: list[list[Path]]) -> task.Arrays:
     order = np.random.default_rng(0).permutation(len(paths))
     what = f"reading the {half} reviews"
     texts = [paths[i].read_bytes() for i in progress(order.tolist(), len(paths), what)]
-    movies = [
-        _movies(folder / half / f"urls_{kind}.txt", some)
-        for kind, some in zip(KINDS, files, strict=True)
-    ]
+    lists = (folder / half / f"urls_{kind}.txt" for kind in KINDS)
+    movies = np.concatenate([*map(_movies, lists, files)])
     labels = np.repeat([0, 1], [len(some) for some in files])
-    return task.named(half, texts, labels[order]) | {
-        f"{half}_movies": np.concatenate(movies)[order]
-    }
+    return task.named(half, texts, labels[order]) | {f"{half}_movies": movies[order]}
 
 
 def _movies(path: Path, files: list[Path]) -> np.ndarray:

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from experiments.tools import gallery, pages
-from experiments.tools.pages import columns, lines, pivot, shares
+from experiments.tools.pages import columns, lines
 
 TABLE = "| a | b | c |\n| --- | ---: | --- |\n| x | 1 | p\\|q |\n| y | 2 | r |"
 
@@ -17,13 +16,6 @@ def test_columns_and_lines_choose_parts_of_a_table():
     assert lines(TABLE, "^. y").splitlines()[2:] == ["| y | 2 | r |"]
     with pytest.raises(ValueError, match="d"):
         columns(TABLE, "d")
-
-
-def test_a_pivot_has_means_and_their_standard_deviation():
-    frame = pd.DataFrame({"name": ["A", "A", "B"], "start": ["u", "u", "v"], "x": [1.0, 2.0, 3.0]})
-    body = pivot(frame, ["name"], "start", "x").splitlines()
-    assert body[0] == "| name | u | v |"
-    assert body[2:] == ["| A | 1.5 ± 0.7 | – |", "| B | – | 3.0 |"]
 
 
 def test_a_table_replaces_a_table_alone(tmp_path, monkeypatch):
@@ -38,12 +30,6 @@ def test_a_table_replaces_a_table_alone(tmp_path, monkeypatch):
     }.items():
         page.write_text(head + old)
         assert pages.pages()[page] == head + wanted
-
-
-def test_shares_are_of_sums():
-    frame = pd.DataFrame({"run": ["a", "a", "b"], "yes": [1, 3, 5], "all": [2, 6, 10]})
-    body = shares(frame, ["run"], yes="yes/all").splitlines()
-    assert body[0] == "| run | yes |" and body[2:] == ["| a | 50.0 |", "| b | 50.0 |"]
 
 
 EXAMPLES = [example for examples in gallery.sections().values() for example in examples]

@@ -72,9 +72,10 @@ class Attention(nn.Module):
 
         Under autocast q, k and v take its dtype, and the precision of each step is explicit.
         """
-        dtype = autocast_dtype(q)
-        q, k, v = (t.to(dtype) for t in (q, k, v))
-        with torch.autocast(q.device.type, enabled=False):
+        device = q.device.type
+        if torch.is_autocast_enabled(device):
+            q, k, v = (t.to(torch.get_autocast_dtype(device)) for t in (q, k, v))
+        with torch.autocast(device, enabled=False):
             return self.attend(q, k, v, lengths)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Any) -> Tensor:
@@ -112,12 +113,6 @@ class Projected(nn.Module):
 def real_tokens(lengths: Tensor, n: int) -> Tensor:
     """Bool (B, n): True for the tokens that count."""
     return lengths if lengths.dtype == torch.bool else within(lengths, n)
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return what autocast, where it is on, makes of x in a matrix product."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def budget(length: int, share: int, most: int) -> int:

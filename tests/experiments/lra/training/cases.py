@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
 from experiments.lra import run as loop
-from experiments.lra.settings import Settings, make_settings
+from experiments.lra.settings import Settings, compose_settings
 from experiments.training import run_file
 from experiments.training import state as checkpoint
 from tests.processes import on_ranks
@@ -68,13 +66,10 @@ def overrides(place: Path, task: str, attention: str, **changes: object) -> list
 def settings(place: Path, task: str = "listops", attention: str = "linear", **changes) -> Settings:
     name = changes.pop("name", None)
     given = tuple(overrides(place, task, attention, **changes))
-    return replace(make_settings(composed(given), given), name=name)
+    return replace(composed(given), name=name)
 
 
-@cache  # Hydra takes longer over a command line than a tiny run
-def composed(given: tuple[str, ...]) -> DictConfig:
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return compose("train", list(given))
+composed = cache(compose_settings)  # Hydra takes longer over a command line than a tiny run
 
 
 def train(place: Path, *names: str, **changes) -> dict:

@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
 
 import experiments.conf
 from experiments.common.config import help_rows, words
 from experiments.lra.models.attention import KINDS
-from experiments.lra.settings import Settings, make_settings
+from experiments.lra.settings import Settings, compose_settings
 from experiments.lra.tasks.task import TASKS
 from tests.experiments.lra.training.cases import overrides
 from tests.processes import ROOT
@@ -24,8 +23,7 @@ CHOICES = {group: sorted(p.stem for p in (CONF / group).glob("*.yaml")) for grou
 
 
 def settings(*given):
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return make_settings(compose("train", list(given)), list(given))
+    return compose_settings(given)
 
 
 def test_recipes_have_settings_for_tasks():
