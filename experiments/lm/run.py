@@ -34,7 +34,7 @@ def train(settings: Settings, command: str = "") -> dict[str, Any]:
     return loop.train(settings, Answering if asks(settings.data) else Language, command)
 
 
-class Language:
+class Language(loop.Work):
     """A language model on its text, as the training loop takes it."""
 
     pause = 120.0
@@ -81,20 +81,18 @@ class Language:
     def train_split(self) -> "Windows":
         return Windows(self.corpus.train, self.settings.context, self.group.device)
 
-    def _compile(self, trainer: Trainer) -> None:
+    def val_split(self) -> Any:
+        count = self.settings.val_tokens // self.settings.context
+        return Windows(self.corpus.val, self.settings.context, self.group.device, count)
+
+    def prepare(self, trainer: Trainer) -> None:
         self.trainer, settings = trainer, self.settings
         if trainer.step < settings.steps:
             by_layer = self.model.by_layer if settings.compile == LAYERS else None
             trainer.prepare(
                 compile=bool(settings.compile), graph=bool(settings.graph), parts=by_layer
             )
-
-    def prepare(self, trainer: Trainer) -> None:
-        self._compile(trainer)
-        settings = self.settings
-        count = settings.val_tokens // settings.context
-        self.windows = Windows(self.corpus.val, settings.context, self.group.device, count)
-        self.validation = self._evaluator(self.windows)
+        self.validation = self._evaluator(self.val_split())
         if trainer.captured and settings.eval_every < settings.steps:
             self.validation.prepare(trainer.pool)
 
@@ -111,10 +109,6 @@ class Language:
 
     def score(self, found: dict[str, float]) -> None:
         return None
-
-    def good_enough(self, found: dict[str, float] | None) -> bool:
-        goal = self.settings.stop_at  # of questions
-        return goal is not None and found is not None and found["accuracy"] >= goal
 
     def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
         settings = self.settings
@@ -134,19 +128,19 @@ class Language:
     @torch.no_grad()
     def _by_position(self) -> list[float]:
         """Return the mean cross-entropy at every position of a window."""
-        device, model = self.group.device, self.trainer.model
-        sums = torch.zeros(self.windows.context, dtype=torch.float64, device=device)
+        device, model, windows = self.group.device, self.trainer.model, self.validation.split
+        sums = torch.zeros(windows.context, dtype=torch.float64, device=device)
         size = self.settings.micro_batch or self.settings.batch
         model.eval()
-        for rows in torch.arange(len(self.windows), device=device).split(size):
-            tokens, _, targets = self.windows.batch(rows)
+        for rows in torch.arange(len(windows), device=device).split(size):
+            tokens, _, targets = windows.batch(rows)
             with autocast(device, self.dtype):
                 losses = model(tokens, targets)
             shared = self.model.shared
             losses = losses if shared is None else shared.unshard(losses)
             sums += losses.double().sum(0)
         model.train()
-        return (sums / len(self.windows)).tolist()
+        return (sums / len(windows)).tolist()
 
     def _saved_mib(self) -> float | None:
         """Return the MiB that a micro-batch keeps from forward to backward, without the weights.
@@ -217,11 +211,8 @@ class Answering(Language):
     def train_split(self) -> DeviceSplit:
         return self._split("train")
 
-    def prepare(self, trainer: Trainer) -> None:
-        self._compile(trainer)
-        self.validation = self._evaluator(self._split("val"))
-        if trainer.captured:
-            self.validation.prepare(trainer.pool)
+    def val_split(self) -> DeviceSplit:
+        return self._split("val")
 
     def validate(self, last: bool) -> dict[str, float]:
         return self.validation()

@@ -36,7 +36,7 @@ def train(settings: Settings, command: str = "") -> dict[str, Any]:
     return loop.train(settings, Classification, command)
 
 
-class Classification:
+class Classification(loop.Work):
     """A classifier on its task, as the training loop takes it."""
 
     pause = 20.0
@@ -108,10 +108,6 @@ class Classification:
 
     def score(self, found: dict[str, float]) -> float:
         return -found["loss"] if self.settings.pretrain else found["accuracy"]
-
-    def good_enough(self, found: dict[str, float] | None) -> bool:
-        goal = self.settings.stop_at
-        return goal is not None and found is not None and found["accuracy"] >= goal
 
     def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
         recorded = None if self.settings.pretrain else Recorded()

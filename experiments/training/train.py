@@ -30,8 +30,9 @@ AGAIN = "the same command continues from there"
 
 
 class Work(Protocol):
-    """What is trained on which data, and how it is evaluated."""
+    """What is trained on which data, and how it is evaluated; the base of such classes."""
 
+    settings: Any
     pause: ClassVar[float]  # least seconds between checkpoints without checkpoint_every
     scored: ClassVar[bool]  # whether the objective counts right answers
     objective: Objective  # what a step minimises
@@ -62,7 +63,10 @@ class Work(Protocol):
         """Return what the best weights have most of; None: the last weights are the best."""
         ...
 
-    def good_enough(self, found: dict[str, float] | None) -> bool: ...  # may it end early?
+    def good_enough(self, found: dict[str, float] | None) -> bool:
+        """Return whether the run may end early, by what its last validation found."""
+        goal = self.settings.stop_at
+        return goal is not None and found is not None and found["accuracy"] >= goal
 
     def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
         """Return `result` of `run_file` of the model, which now has its best weights."""
