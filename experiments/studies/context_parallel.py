@@ -174,7 +174,7 @@ def opened(case: Case, run: runner.Run) -> Callable[[Row], dict[str, Any]]:
         found: Any = [Gathered(x, plan) for x in (out.detach(), *grads)]
         error = max(gate.forward_error(found[0]), gate.backward_error(*found[1:]))
         vars(gate).pop("dout", None)  # as large as out
-        return call, plan, facts | {"error": gate.passed(most(error, plan, device))}
+        return call, plan, facts | {"error": gate.passed(slowest(error, plan, device).item())}
 
     def one(row: Row) -> dict[str, Any]:
         if row["provider"] == "one" and dist.get_rank():
@@ -196,7 +196,7 @@ def opened(case: Case, run: runner.Run) -> Callable[[Row], dict[str, Any]]:
         peak = torch.cuda.max_memory_allocated(device) - before if gpu else 0
         sent = plan.bytes_sent if plan else 0
         timed()
-        moved = most(plan.bytes_sent - sent if plan else 0, plan, device)
+        moved = slowest(plan.bytes_sent - sent if plan else 0, plan, device).item()
         ms = times(timed, plan, device, run.options.seconds)
         nothing = mock.Mock(return_value=mock.Mock(wait=lambda: None))
         with mock.patch.object(dist, "all_to_all_single", nothing):
@@ -205,7 +205,7 @@ def opened(case: Case, run: runner.Run) -> Callable[[Row], dict[str, Any]]:
         return facts | {
             **times_of(ms)._asdict(), "ms_local": times_of(local).ms_median,
             "tflops": flops / times_of(ms).ms_median / 1e9,
-            "mb_sent": moved / 1e6, "peak_mib": most(peak, plan, device) / MIB,
+            "mb_sent": moved / 1e6, "peak_mib": slowest(peak, plan, device).item() / MIB,
         }  # fmt: skip
 
     return one
@@ -238,19 +238,17 @@ def times(
             ms = [start.elapsed_time(end) for start, _, end in ticks]
         else:
             ms = [1000 * (end - start) for start, _, end in ticks]
-        found = torch.tensor(ms, dtype=torch.float64, device=device)
-        if plan is not None:
-            dist.all_reduce(found, dist.ReduceOp.MAX)
+        found = slowest(ms, plan, device)
         count = int(np.clip(1000 * seconds / found.median().item(), 3, 200))
     return found.tolist()
 
 
-def most(value: float, plan: ContextParallel | None, device: torch.device) -> float:
-    """Return the largest value of all ranks; without a plan, that of this rank."""
-    found = torch.tensor(float(value), dtype=torch.float64, device=device)
+def slowest(values: Any, plan: ContextParallel | None, device: torch.device) -> Tensor:
+    """Return the largest values of all ranks, float64; without a plan, those of this rank."""
+    found = torch.tensor(values, dtype=torch.float64, device=device)
     if plan is not None:
         dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found.item()
+    return found
 
 
 # ---- ways: each returns (call of own q, k and v, plan, fields of the rows)
