@@ -1,8 +1,10 @@
 """Cases of a loop, named where one of them fails, and how many random ones there are."""
 
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 
 
 @contextmanager
@@ -13,6 +15,24 @@ def note(*case: object) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"case {', '.join(map(str, case))}")
         raise
+
+
+def each_seed(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Call a test with the seeds below `count`, and name the one that fails."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @wraps(test)
+        def run(**fixtures: object) -> None:
+            for seed in range(count):
+                with note("seed", seed):
+                    test(seed=seed, **fixtures)
+
+        taken = inspect.signature(test)
+        others = [p for p in taken.parameters.values() if p.name != "seed"]
+        vars(run)["__signature__"] = taken.replace(parameters=others)  # what pytest gives
+        return run
+
+    return decorate
 
 
 FUZZ = int(os.environ.get("SPARSEFLASH_FUZZ", "1"))  # times as many random cases

@@ -12,7 +12,7 @@ import masks
 from masks import Mask
 from masks.spec import find
 from tests.masks.helpers import composition
-from tests.notes import note
+from tests.notes import each_seed
 
 N_Q, N_K, BLOCK = 150, 133, (32, 48)
 
@@ -51,7 +51,8 @@ def test_equality_is_by_text():
     assert a.key == str(a) == repr(a)
 
 
-def check_round_trips(seed: int):
+@each_seed(60)
+def test_round_trips(seed: int):
     mask = composition(random.Random(seed), N_Q, N_K, 3)
     copy = pickle.loads(pickle.dumps(mask))
     assert copy == mask and hash(copy) == hash(mask) and same(copy, mask)
@@ -60,12 +61,6 @@ def check_round_trips(seed: int):
     elif "where(" not in mask.key:  # a living function is found by its number
         with pytest.raises(ValueError, match=r"digest|sha256"):
             masks.parse(str(mask))
-
-
-def test_round_trips():
-    for seed in range(60):
-        with note(seed):
-            check_round_trips(seed)
 
 
 def test_no_truth_value():

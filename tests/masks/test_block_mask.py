@@ -11,7 +11,7 @@ import pytest
 import masks
 from masks import BlockLists, BlockMask
 from tests.masks.helpers import any_blocks
-from tests.notes import note
+from tests.notes import each_seed
 
 
 def layout_of(lists: BlockLists, shape: tuple[int, int, int]) -> np.ndarray:
@@ -28,7 +28,8 @@ def layout_of(lists: BlockLists, shape: tuple[int, int, int]) -> np.ndarray:
     return codes.reshape(shape)
 
 
-def check_lists_hold_the_layout(seed: int):
+@each_seed(30)
+def test_lists_hold_the_layout(seed: int):
     blocks = any_blocks(random.Random(seed))
     slices = blocks.batch * blocks.heads
     by_row = layout_of(blocks.csr(), (slices, blocks.rows, blocks.cols))
@@ -46,13 +47,8 @@ def check_lists_hold_the_layout(seed: int):
     assert np.array_equal(whole.layout(), 2 * (blocks.layout() > 0))
 
 
-def test_lists_hold_the_layout():
-    for seed in range(30):
-        with note(seed):
-            check_lists_hold_the_layout(seed)
-
-
-def check_identity_is_by_content(seed: int, tmp_path: Path):
+@each_seed(10)
+def test_identity_is_by_content(seed: int, tmp_path: Path):
     blocks = any_blocks(random.Random(seed))
     again = BlockMask.from_dense(blocks.to_dense(), blocks.block_size)
     if blocks.heads == again.heads:  # from_dense keeps an extent of 1 only
@@ -62,12 +58,6 @@ def check_identity_is_by_content(seed: int, tmp_path: Path):
     assert loaded == blocks and loaded.text == blocks.text
     copy = pickle.loads(pickle.dumps(blocks))
     assert copy == blocks and not copy.starts.flags.writeable
-
-
-def test_identity_is_by_content(tmp_path: Path):
-    for seed in range(10):
-        with note(seed):
-            check_identity_is_by_content(seed, tmp_path)
 
 
 def test_every_field_counts():

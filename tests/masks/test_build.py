@@ -24,7 +24,7 @@ from tests.masks.helpers import (
     composition,
 )
 from tests.masks.oracles import BATCH, HEADS, LEAVES, VARIED
-from tests.notes import note, seeds
+from tests.notes import each_seed, note, seeds
 
 
 @pytest.mark.parametrize("hundred", range(3))
@@ -38,7 +38,8 @@ def test_composition(hundred: int):
         check(mask, mask.build(n_q, n_k, block_size), brute_dense(mask, n_q, n_k))
 
 
-def check_composition_with_heads_and_batch(seed: int):
+@each_seed(40)
+def test_composition_with_heads_and_batch(seed: int):
     rng = random.Random(10**6 + seed)
     n_q, n_k = rng.choice(LENGTHS), rng.choice(LENGTHS)
     mask = composition(rng, n_q, n_k, rng.randrange(3))
@@ -48,12 +49,6 @@ def check_composition_with_heads_and_batch(seed: int):
     blocks = mask.build(n_q, n_k, (rng.choice(BLOCKS), rng.choice(BLOCKS)), heads=HEADS)
     assert blocks.batch in (1, BATCH) and blocks.heads in (1, HEADS)
     check(mask, blocks, brute_dense(mask, n_q, n_k, blocks.batch, blocks.heads))
-
-
-def test_composition_with_heads_and_batch():
-    for seed in range(40):
-        with note(seed):
-            check_composition_with_heads_and_batch(seed)
 
 
 @pytest.mark.parametrize("maker", LEAVES)

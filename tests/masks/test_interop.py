@@ -9,7 +9,7 @@ import pytest
 import masks
 from masks import BlockMask, interop
 from tests.masks.helpers import any_blocks
-from tests.notes import note
+from tests.notes import each_seed
 
 torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -22,7 +22,8 @@ LISTS = [
 ]
 
 
-def check_round_trip(seed: int):
+@each_seed(25)
+def test_round_trip(seed: int):
     """Every tensor, unused entries included, is the one of create_block_mask."""
     blocks = any_blocks(random.Random(seed))
     dense = torch.from_numpy(blocks.to_dense())
@@ -38,12 +39,6 @@ def check_round_trip(seed: int):
     # The lookup alone is the whole mask, with no lists to help it.
     tokens = flex.create_mask(ours.mask_mod, *dense.shape, device="cpu")
     assert torch.equal(tokens, dense)
-
-
-def test_round_trip():
-    for seed in range(25):
-        with note(seed):
-            check_round_trip(seed)
 
 
 @pytest.mark.skipif(

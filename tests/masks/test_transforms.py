@@ -24,7 +24,7 @@ from tests.masks.helpers import (
 from tests.masks.oracles import BATCH, HEADS, VARIED
 from tests.masks.oracles.canvas import SIZES, any_canvas, any_canvas_mask
 from tests.masks.oracles.packed import any_reorder, order_of
-from tests.notes import note
+from tests.notes import each_seed
 
 
 def test_documents_count_from_their_first_token():
@@ -76,7 +76,8 @@ def test_snap_to_large_blocks_in_slabs(monkeypatch: pytest.MonkeyPatch):
     assert np.array_equal((mask >> snap((50, 70))).build(161).to_dense(), expected)
 
 
-def check_composition(seed: int):
+@each_seed(45)
+def test_composition(seed: int):
     """Masks on a canvas and others, in another order on both sides, on one, or on none."""
     rng = random.Random(seed)
     n_q = n_k = rng.choice(SIZES)
@@ -100,13 +101,8 @@ def check_composition(seed: int):
     check_window(mask, any_grid(rng, n_q, n_k), dense[0, 0])
 
 
-def test_composition():
-    for seed in range(45):
-        with note(seed):
-            check_composition(seed)
-
-
-def check_heads_and_batch(seed: int):
+@each_seed(15)
+def test_heads_and_batch(seed: int):
     rng = random.Random(seed)
     n = rng.choice(SIZES)
     canvas = any_canvas(rng, n)
@@ -115,12 +111,6 @@ def check_heads_and_batch(seed: int):
     blocks = mask.build(n, block_size=rng.choice(BLOCKS), heads=HEADS)
     assert blocks.batch in (1, BATCH) and blocks.heads in (1, HEADS)
     check(mask, blocks, brute_dense(mask, n, n, blocks.batch, blocks.heads))
-
-
-def test_heads_and_batch():
-    for seed in range(15):
-        with note(seed):
-            check_heads_and_batch(seed)
 
 
 def test_in_chunks(monkeypatch: pytest.MonkeyPatch):
@@ -134,7 +124,8 @@ def test_in_chunks(monkeypatch: pytest.MonkeyPatch):
     assert np.array_equal(rows.build(600).to_dense(), brute_dense(rows, 600, 600))
 
 
-def check_orders(seed: int):
+@each_seed(20)
+def test_orders(seed: int):
     """By sorting, token by token; and the inverse undoes the order."""
     rng = random.Random(seed)
     n = rng.choice(SIZES)
@@ -144,12 +135,6 @@ def check_orders(seed: int):
     assert order.dtype == inverse.dtype == np.int64 and not order.flags.writeable
     assert sorted(order.tolist()) == list(range(n))
     assert np.array_equal(order[inverse], np.arange(n))
-
-
-def test_orders():
-    for seed in range(20):
-        with note(seed):
-            check_orders(seed)
 
 
 @pytest.mark.parametrize("height", [*range(1, 10), 17, 32, 45, 100])

@@ -16,7 +16,7 @@ from masks.predicate.where import where
 from masks.runs import Grid
 from masks.spec import find
 from tests.masks.helpers import any_grid, check_window
-from tests.notes import note
+from tests.notes import each_seed, note
 
 DATA = np.random.default_rng(0)
 T = table(DATA.integers(-50, 50, 200))
@@ -238,16 +238,11 @@ def check_codes_and_signatures(text: str, grid: Grid) -> None:
     check_window(mask, grid, np.broadcast_to(function(q, k), (grid.n_q, grid.n_k)))
 
 
-def check_codes_and_signatures_of_random_predicates(seed: int):
+@each_seed(60)
+def test_codes_and_signatures_of_random_predicates(seed: int):
     rng = random.Random(seed)
     n_q, n_k = rng.randrange(1, 120), rng.randrange(1, 120)
     check_codes_and_signatures(random_truth(rng, 3), any_grid(rng, n_q, n_k))
-
-
-def test_codes_and_signatures_of_random_predicates():
-    for seed in range(60):
-        with note(seed):
-            check_codes_and_signatures_of_random_predicates(seed)
 
 
 ALIKE = """

@@ -15,7 +15,7 @@ from experiments.bench.peers.fa4 import BlockSparseTensors, to_fa4
 from experiments.bench.providers import find
 from tests.experiments.bench.bench_cases import CASE, CPU
 from tests.masks.helpers import any_blocks
-from tests.notes import note
+from tests.notes import each_seed
 
 CUDA = torch.device("cuda")
 OWN = "block_diagonal(64)"  # so that no row or column is empty
@@ -136,7 +136,8 @@ def lists_of(counts, indices) -> set[tuple[int, ...]]:
     }
 
 
-def check_fa4(seed: int):
+@each_seed(15)
+def test_fa4(seed: int):
     blocks = any_blocks(random.Random(seed))
     layout = blocks.layout()
     mask = to_fa4(blocks)
@@ -162,12 +163,6 @@ def check_fa4(seed: int):
         word = bits[tile][q % block_q][k % block_k // 32]
         allowed = tile == -1 or (tile >= 0 and word >> (k % block_k % 32) & 1)
         assert allowed == dense[b, h, q, k]
-
-
-def test_fa4():
-    for seed in range(15):
-        with note(seed):
-            check_fa4(seed)
 
 
 def test_a_mask_without_partial_blocks_needs_no_bits():

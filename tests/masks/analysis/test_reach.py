@@ -12,7 +12,7 @@ from masks.analysis.reach import reach, reach_of
 from masks.analysis.stats import stats
 from tests.masks.analysis.test_stats import any_mask
 from tests.masks.helpers import brute_layout
-from tests.notes import note
+from tests.notes import each_seed
 
 BLOCK, N = 16, 4096  # 256 blocks
 
@@ -30,7 +30,8 @@ def after(layers: list[np.ndarray]) -> list[np.ndarray]:
     return result + result[-1:] * (len(layers) - len(result))
 
 
-def check_tokens_exactly(seed: int):
+@each_seed(60)
+def test_tokens_exactly(seed: int):
     rng = random.Random(seed)
     n, block = rng.choice([1, 64, 100, 161]), rng.choice([(16, 16), (32, 16), (48, 64)])
     heads = rng.choice([1, 1, 2])
@@ -61,13 +62,8 @@ def check_tokens_exactly(seed: int):
         assert np.array_equal(missing, np.flatnonzero(wanted[query] & ~end[query]))
 
 
-def test_tokens_exactly():
-    for seed in range(60):
-        with note(seed):
-            check_tokens_exactly(seed)
-
-
-def check_blocks_are_bounds(seed: int):
+@each_seed(60)
+def test_blocks_are_bounds(seed: int):
     rng = random.Random(1000 + seed)
     n, block = rng.choice([64, 100, 161, 192]), rng.choice([(16, 16), (32, 16), (16, 48)])
     heads = rng.choice([1, 2])
@@ -90,12 +86,6 @@ def check_blocks_are_bounds(seed: int):
             assert found.at_least is not None and found.at_least <= i + 1
     if found.at_most:
         assert (states[found.at_most - 1] | ~wanted).all()
-
-
-def test_blocks_are_bounds():
-    for seed in range(60):
-        with note(seed):
-            check_blocks_are_bounds(seed)
 
 
 def test_diagonal_blocks_count_from_their_layer_on():

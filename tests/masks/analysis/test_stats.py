@@ -12,7 +12,7 @@ from masks import segments as counting
 from masks.analysis.stats import stats
 from masks.segments import Segments
 from tests.masks.helpers import brute_layout
-from tests.notes import note
+from tests.notes import each_seed
 
 SPARSE = masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)
 
@@ -43,7 +43,8 @@ def any_mask(rng: random.Random, n_q: int, n_k: int, slices: int = 1) -> np.ndar
     return result[None]
 
 
-def check_by_counting(seed: int):
+@each_seed(90)
+def test_by_counting(seed: int):
     rng = random.Random(seed)
     n_q = rng.choice([1, 16, 97, 128, 161])
     n_k = n_q if rng.random() < 0.7 else rng.choice([1, 15, 130])
@@ -83,12 +84,6 @@ def check_by_counting(seed: int):
     if len(q):
         assert (found.back, found.ahead) == ((q - k).max(), (k - q).max())
         assert found.bandwidth == abs(q - k).max()
-
-
-def test_by_counting():
-    for seed in range(90):
-        with note(seed):
-            check_by_counting(seed)
 
 
 def test_slices():
