@@ -5,7 +5,7 @@ same kernel without the lists. See docs/internals/kernels.md.
 """
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -126,6 +126,7 @@ class Backward:
         self.score = score_of(problem)
         if self.score is not None and self.score.added:
             self.added = Cut("backward_tables", problem, schedule)
+        self.share = problem.batch * problem.heads * problem.n_q / 2.0**61
         static, self.keep_scale = self.kv.static, keep_scale(problem.options.dropout_p)
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=static)
@@ -133,37 +134,45 @@ class Backward:
         self.launch_tables = Launch(backward.backward_q, static=static)
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
-        delta, lse_log2, dsink = self.rows(dout, dlse, saved)
+        delta, lse_log2, dsink, zeros = self.rows(dout, dlse, saved)
         dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
         dq, sums = self.queries(dout, delta, lse_log2, saved, walk)
         dtables = ()
         if self.score is not None:
-            dtables = self.tables(dout, delta, lse_log2, sums, saved, walk)
+            dtables = self.tables(dout, delta, lse_log2, sums, zeros, saved, walk)
         return Gradients(dq, dk, dv, dsink, dtables)
 
     def rows(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """delta = rowsum(out * dout) - dlse, the LSE in base 2, inf for empty rows, and dsink where
-        there is a sink.
+    ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
+        """delta = rowsum(out * dout) - dlse, the LSE in base 2, inf for empty rows, dsink where
+        there is a sink, and for `tables` what bounds gradients, and zeros.
         """
-        out, lse, sink = saved.out, saved.lse, saved.terms.sink
+        out, lse, v, (sink, tables) = saved.out, saved.lse, saved.v, saved.terms
         batch, heads, n_q, head_dim = out.shape
         n_tiles = cdiv(n_q, 64)
         delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
         sums = None if sink is None else lse.new_empty(batch, heads, n_tiles)
+        zeros, more = [], {}
+        if self.score is not None and self.score.added:
+            zeros = [lse.new_zeros(3, dtype=torch.int32), *self.score.buffers(tables)]
+            more = {
+                "V": v, "Largest": zeros[0], "v_strides": strides(v), "n_k": v.shape[2],
+                "group": heads // v.shape[1], "share": self.share,
+            }  # fmt: skip
         tensors = (out, dout, lse, dlse, delta, lse_log2, sink, sums)
         dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
 
         def arguments():
             args = *tensors, *strides(out, dout), *dlse_strides, n_q, n_tiles, heads
             shape = {"HEAD_DIM": head_dim, "BLOCK_D": padded_dim(head_dim), "BLOCK_M": 64}
-            return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None}
+            return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None, **more}
 
         gradient = dlse is not None and (dlse_strides, dlse.dtype)
         layout = out.stride(), dout.stride(), gradient, sink is not None
-        self.launch_rows(tensors, arguments, layout=layout)
-        return delta, lse_log2, None if sums is None else sums.sum((0, 2))
+        everything = *tensors, more.get("V"), more.get("Largest")
+        self.launch_rows(everything, arguments, layout=layout)
+        return delta, lse_log2, None if sums is None else sums.sum((0, 2)), zeros
 
     def keys(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
@@ -194,16 +203,16 @@ class Backward:
 
     def queries(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk,
-        units: Tensor | None = None, buffers: Sequence[Tensor] = (),
+        steps: Tensor | None = None, buffers: Sequence[Tensor] = (),
     ) -> tuple[Any, Tensor | None]:  # fmt: skip
         """dq, by query tiles over the rows of the mask, and where there is a score its sums by
         query (sums, B, Hq, N_q).
 
-        units: of sums of gradients of tables, which are added to buffers; there is no dq then.
+        steps: of gradients of tables, which are added to buffers; there is no dq then.
         """
         q, k, v, *_, seed, terms = saved
         cut, launch, score, sums = self.q, self.launch_q, self.score, None
-        dq = None if units is not None else torch.empty_like(q)
+        dq = None if steps is not None else torch.empty_like(q)
         if dq is None:
             cut, launch = self.added, self.launch_tables
         lists = _lists(walk.schedule, "rows")
@@ -219,8 +228,8 @@ class Backward:
                 *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
             )  # fmt: skip
             options = cut.options(k_desc)
-            if score is not None and units is not None:
-                options |= score.options(terms.tables, q.shape[2], k.shape[2], units, *buffers)
+            if score is not None and steps is not None:
+                options |= score.options(terms.tables, q.shape[2], k.shape[2], steps, *buffers)
                 options["SLOPE"] = score.slope_tables
                 if (near := score.near_range(terms.tables, q.shape[2], k.shape[2])) is not None:
                     options["near_low"], options["near_high"] = near
@@ -230,35 +239,31 @@ class Backward:
             return (n_tiles * q.shape[0] * q.shape[1],), args, options
 
         tensors = (
-            q, k, v, dout, dq, lse_log2, delta, seed, sums, *terms.tables, units, *buffers,
+            q, k, v, dout, dq, lse_log2, delta, seed, sums, *terms.tables, steps, *buffers,
         )  # fmt: skip
         layout = dout.stride(), dq is not None and dq.stride(), *_kinds(terms)
         launch(tensors, arguments, lists, layout)
         return dq, sums
 
     def tables(
-        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, row_sums: Any, saved: Saved,
-        walk: Walk,
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, row_sums: Any, zeros: list[Tensor],
+        saved: Saved, walk: Walk,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        """Return the gradients of the tables of a score; row_sums: from `queries`."""
-        score, (q, k, v, *_), tables = self.score, saved, saved.terms.tables
-        assert score is not None
-        buffers, units = score.buffers(tables), row_sums
-        if buffers:
-            units = score.units(row_sums, lse_log2.numel(), self._bound(dout, v, delta, lse_log2))
-            self.queries(dout, delta, lse_log2, saved, walk, units, buffers)
-        return score.gradients(tables, row_sums, units, buffers, q.shape[2], k.shape[2])
+        """Return the gradients of the tables of a score; row_sums: from `queries`.
 
-    def _bound(self, dout: Tensor, v: Tensor, delta: Tensor, lse_log2: Tensor) -> Tensor:
-        """Return what the sum of |dS| of a query does not exceed: dP is at most |dO| |V|, and so is
-        delta without dLSE.
-
+        The sum of |dS| of a query is at most |dO| |V| + |delta|, as dP is, and delta without dLSE.
         What no query sees may be NaN or infinite. A value that is seen makes delta so.
         """
-        norm = partial(torch.linalg.vector_norm, ord=torch.inf, dtype=torch.float32)
-        values, most = norm(v.nan_to_num(0.0, 0.0, 0.0)), v.shape[3] * self.keep_scale
-        sums = torch.addcmul(delta.abs(), norm(dout, dim=-1), values, value=most)
-        return sums.masked_fill_(lse_log2 == torch.inf, 0.0).amax()
+        score, (q, k, v, *_), tables = self.score, saved, saved.terms.tables
+        assert score is not None
+        steps, buffers = row_sums, zeros[1:]
+        if buffers:
+            x = zeros[0].view(torch.float32)  # of dout, v and delta
+            value = v.shape[3] * self.keep_scale * self.share
+            bound = torch.addcmul(x[2:], x[:1], x[1:2], value=value)
+            steps = score.steps(bound, row_sums, self.share)
+            self.queries(dout, delta, lse_log2, saved, walk, steps, buffers)
+        return score.gradients(tables, row_sums, steps, buffers, q.shape[2], k.shape[2])
 
 
 plan_forward, plan_backward = Forward, Backward

@@ -51,13 +51,13 @@ class KernelScore:
 
     Attributes:
         added: the reads whose gradients a kernel of their own adds to buffers like the tables;
-            `counted` of them as integers, in units of their own, the others are stored.
+            `counted` of them in the `steps` at these places, the others are stored.
         summed: the reads whose gradients the kernel of dq sums by query: those that are no more
-            than that, and those whose sums of absolute values set a unit; `far` in two more each.
+            than that, and those whose sums of absolute values set a step; `far` in two more each.
         score: the function (x, unit, add, what the slopes take) of a tile.
         slope: the function (gradient of the scaled scores, ()) of a tile.
         slope_sums: `slope`, with sums [M] of `summed`, and two of each of `far`, in place of ().
-        slope_tables: adds to the buffers, which are args after the tables and the units.
+        slope_tables: adds to the buffers, which are args after the tables and the steps.
         bands: the function (values of `near`) of a vector of distances d, in place of a tile.
         numbers: the function of `once`.
 
@@ -86,9 +86,11 @@ class KernelScore:
                 self.spans.setdefault(node, self.n_args + 2 * len(self.spans))
         self.n_args += 2 * len(self.spans)
         self.added = [read for read in rule.reads if not read.carried]
-        self.counted = {r.node: i for i, r in enumerate(r for r in self.added if not stored(r))}
         self.summed = [r for r in rule.reads if r.carried or not (stored(r) or is_plain(r.grad))]
-        self.number = {read.node: i for i, read in enumerate(self.summed)}
+        self.number = number = {read.node: i for i, read in enumerate(self.summed)}
+        self.counted = {r.node: number.get(r.node, -1) + 1 for r in self.added if not stored(r)}
+        # the reads whose places another table decides on
+        self.led = {r.node for r in rule.reads if [p.op for p in walk(r.node)].count("load") > 1}
         far = (r for r in self.added if r.node in self.spans and is_plain(r.grad))
         self.far = {read.node: len(self.summed) + 2 * i for i, read in enumerate(far)}
         self.n_sums = len(self.summed) + 2 * len(self.far)
@@ -128,8 +130,8 @@ class KernelScore:
         write = self._after()
         for i, read in enumerate(self.added):
             at = self.counted.get(read.node)
-            unit = "" if at is None else f"args[{self.n_args}] + {at}"
-            write.add(read, f"args[{self.n_args + 1 + i}]", unit)
+            step = "" if at is None else f"args[{self.n_args}] + {at}"
+            write.add(read, f"args[{self.n_args + 1 + i}]", step)
         return function_of(write, _SLOPE_ARGS, "g, sums")
 
     def _slope(self, with_sums: bool) -> Any:
@@ -197,19 +199,19 @@ class KernelScore:
             for read, dtype in zip(self.added, dtypes, strict=True)
         ]
 
-    def units(self, row_sums: Tensor, n_rows: int, bound: Tensor) -> Tensor:
-        """Return numbers that make integers of gradients, whose sums stay below 2**62.
+    def steps(self, bound: Tensor, row_sums: Tensor, share: float) -> Tensor:
+        """Return what gradients are counted in: a share, queries / 2**61, of the largest sum by
+        query, so that no sum is above 2**62 steps. NaN makes gradients of NaN.
 
-        row_sums (n_sums, B, H, N): those of queries, of which there are n_rows in all. bound: of
-            such a sum of absolute values of dS. A NaN makes gradients of NaN.
+        bound (1,): that of sums of |dS|. row_sums (n_sums, B, H, N): other sums.
         """
-        numbers = [self.number.get(node) for node in self.counted]
-        sums = [bound if i is None else row_sums[i].abs().amax() for i in numbers] or [bound]
-        largest = torch.stack(sums) if len(sums) > 1 else sums[0].view(1)
-        return (2.0**61 / n_rows / largest).clamp_(max=2.0**100)
+        if not any(self.counted.values()):
+            return bound
+        largest = torch.linalg.vector_norm(row_sums[: len(self.summed)], torch.inf, (1, 2, 3))
+        return torch.cat([bound, (largest * share).clamp_(min=1e-30)])
 
     def gradients(
-        self, tables: tuple[Tensor, ...], row_sums: Tensor, units: Tensor,
+        self, tables: tuple[Tensor, ...], row_sums: Tensor, steps: Tensor,
         buffers: Sequence[Tensor], n_q: int, n_k: int,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """Return those of the tables; row_sums: from `slope_sums`, (n_sums, B, H, any)."""
@@ -224,12 +226,12 @@ class KernelScore:
             else:
                 part = made[read.node]
                 if read.node in self.counted:
-                    part = part / units[self.counted[read.node]]
+                    part = part * steps[self.counted[read.node]]
             if read.node in self.far:
                 sums = row_sums[self.far[read.node] :][:2]
             if sums is not None:
                 of_call = tuple(row_sums.shape[1:]), n_q, n_k, device
-                if any(node.op == "load" for index in read.index for node in walk(index)):
+                if read.node in self.led:
                     place, alone = self.entries(i, tables, *of_call), False
                 else:
                     place, alone = _entries(self.rule.text, i, shapes, *of_call)

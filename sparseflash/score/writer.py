@@ -289,10 +289,10 @@ class Writer:
         )
         return self.line(f"tl.where(g != 0.0, {name}, 0.0)") if singular else name
 
-    def add(self, read: Read, buffer: str, unit: str) -> None:
+    def add(self, read: Read, buffer: str, step: str) -> None:
         """Add the gradients of a read in a tile to its buffer."""
         value = self.guarded(read.grad)
-        if not unit:
+        if not step:
             at, inside = self.place_of_pair(read.table, read.index)
             self.lines.append(f"tl.store({buffer} + {at}, {value}, mask={inside})")
             return
@@ -308,7 +308,7 @@ class Writer:
             low = self.score.spans[read.node]
             near = f"(far + {SPAN.value} > args[{low}]) & (far - {SPAN.value} < args[{low + 1}])"
             value = self.line(f"tl.where({near}, {value}, 0.0)")
-        number = f"fixed({value}, tl.load({unit}))"
+        number = f"fixed({value}, tl.load({step}))"
         self.lines.append(
             f"tl.atomic_add({buffer} + {at}, {number}, mask={value} != 0.0, sem='relaxed')"
         )

@@ -172,14 +172,14 @@ class Backward:
         if self.portable is None:
             dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)
             return Gradients(dq, dk, dv, dsink, (None,) * len(saved.terms.tables))
-        delta, score = neg_delta, self.portable.score
+        delta, score, zeros = neg_delta, self.portable.score, []
         assert score is not None
         if dq_sum is None or score.added:
-            delta, lse_log2, _ = self.portable.rows(dout, dlse, saved)
+            delta, lse_log2, _, zeros = self.portable.rows(dout, dlse, saved)
         if dq_sum is None:
             dq, sums = self.portable.queries(dout, delta, lse_log2, saved, walk)
         else:
             dq = self.finish(call, dq_sum)
             sums = lse_log2.new_empty(0, *q.shape[:3]) if sums is None else sums
-        tables = self.portable.tables(dout, delta, lse_log2, sums, saved, walk)
+        tables = self.portable.tables(dout, delta, lse_log2, sums, zeros, saved, walk)
         return Gradients(dq, dk, dv, dsink, tables)

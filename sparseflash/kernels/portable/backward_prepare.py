@@ -41,6 +41,13 @@ def store_sink_gradient(Sink, DSink, at, delta, lse, inside):
     tl.store(DSink + at, -tl.sum(tl.where(some, p * delta, 0.0), 0))
 
 
+@triton.jit
+def raise_to(Largest, x, inside):
+    """Make the bits of a float32 at least those of |x| where it is inside; NaN has the largest."""
+    bits = x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    tl.atomic_max(Largest, tl.max(tl.where(inside, bits, 0)), sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["n_q", "n_k", "n_tiles", "heads"])
 def backward_prepare(
     Out, DOut, Lse, DLse, Delta, LseLog2, Sink, DSink,
@@ -48,11 +55,14 @@ def backward_prepare(
     stride_lb, stride_lh, stride_ln,
     n_q, n_tiles, heads,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, LSE_GRAD: tl.constexpr,
+    V=None, Largest=None, v_strides=None, n_k=None, group=None, share=None,
 ):  # fmt: skip
     """delta and the LSE in base 2, both (B, H, n_q).
 
     An empty row has delta 0, whatever its dlse, and the LSE +inf, so that its P is 0.
     Where Sink (H,) is not None, DSink (B, H, n_tiles) gets the sums of its gradient over tiles.
+    Where Largest (3,) is not None, it gets the bits of the largest |dout| of rows that are not
+    empty, finite |v| and share * |delta| + 1e-30, which are float32.
     """
     tile, bh = split_program(n_tiles)
     b = (bh // heads).to(tl.int64)
@@ -71,3 +81,14 @@ def backward_prepare(
     tl.store(LseLog2 + at, to_lse_log2(lse), mask=inside)
     if Sink is not None:
         store_sink_gradient(Sink + h, DSink, bh * n_tiles + tile, delta, lse, inside)
+    if Largest is not None:
+        some = inside & (lse != float("-inf"))
+        g_base = DOut + b * stride_gb + h * stride_gh
+        dout = load_tile(g_base, start, stride_gn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+        raise_to(Largest, dout, some[:, None])
+        v_base = V + b * v_strides[0] + h // group * v_strides[1]
+        part = tile * group + bh % group  # of the keys of the head, which its group shares
+        for key in tl.range(part * BLOCK_M, n_k, n_tiles * group * BLOCK_M):
+            v = load_tile(v_base, key, v_strides[2], n_k, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+            raise_to(Largest + 1, v, tl.abs(v.to(tl.float32)) < float("inf"))
+        raise_to(Largest + 2, tl.abs(delta) * share + 1e-30, some)

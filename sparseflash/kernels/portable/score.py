@@ -49,9 +49,9 @@ def remainder(x, y):
 
 
 @triton.jit
-def fixed(x, unit):
-    """Return x as an integer in units of 1 / unit. Sums of these do not depend on their order."""
-    return tl.floor(x * unit + 0.5).to(tl.int64)
+def fixed(x, step):
+    """Return x as a number of steps. Sums of these do not depend on their order."""
+    return tl.floor(x * (1.0 / step) + 0.5).to(tl.int64)
 
 
 @triton.jit

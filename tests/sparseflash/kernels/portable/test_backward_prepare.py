@@ -63,6 +63,26 @@ def test_delta_and_the_lse_in_base_2(dim, with_dlse):
     torch.testing.assert_close(lse_log2.double(), base_2(lse), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("keys, value", [(5, 2.0), (500, 2.0), (70, torch.nan)])
+def test_what_bounds_the_gradients_of_tables(keys, value):
+    """Not those of empty rows, nor values that are not finite."""
+    (out, dout, lse, dlse), strides, _ = rows(13, True)
+    v, seen = make_qkv(BATCH, HEADS, N, keys, 13, kv_heads=1)[2], lse != -torch.inf
+    v[0, 0, 1], v[1, 0, 2], dout[~seen] = torch.nan, -torch.inf, torch.nan
+    dout[1, 2, N - 1, 0] = value
+    found = torch.zeros(3, dtype=torch.int32)
+    backward_prepare[(2 * BATCH * HEADS,)](
+        out, dout, lse, dlse, *torch.empty(2, BATCH, HEADS, N), None, None, *strides, N, 2, HEADS,
+        HEAD_DIM=13, BLOCK_D=16, BLOCK_M=64, LSE_GRAD=True, V=v, Largest=found,
+        v_strides=v.stride()[:3], n_k=keys, group=HEADS, share=0.125,
+    )  # fmt: skip
+    delta = (out * dout).sum(-1) - dlse
+    wanted = [x.abs().max() for x in (dout[seen], v[v.isfinite()], delta[seen] / 8)]
+    torch.testing.assert_close(
+        found.view(torch.float32), torch.stack(wanted), rtol=1e-5, atol=0, equal_nan=True
+    )
+
+
 @pytest.mark.parametrize("clear", [False, True])
 @pytest.mark.parametrize("with_dlse", [False, True])
 def test_what_the_hopper_passes_need_of_every_query(with_dlse, clear):
