@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.common.config import Checked, option
 from experiments.common.program import program
-from experiments.common.rows import read
+from experiments.lra.cells import read_steps
 from experiments.lra.curves import draw_all
 from experiments.lra.runs import read_runs
 
@@ -28,7 +28,7 @@ class Options(Checked):
 
 @program("curves", Options)
 def main(options: Options, command: str) -> None:
-    steps = read(options.speed) if options.speed else None
+    steps = read_steps(options.speed) if options.speed else None
     paths = draw_all(read_runs(options.runs), options.out, steps)
     print("\n".join(f"written: {path}" for path in paths))
 

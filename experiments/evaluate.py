@@ -60,6 +60,8 @@ def main(options: Options, command: str) -> None:
         settings = replace(settings, task=settings.task | {"generate": options.generate})
     places = {"data_dir": options.data_dir, "cache_dir": options.cache_dir}
     settings = replace(settings, **{key: value for key, value in places.items() if value})
+    key = ("run", "data", "split", "examples", "step")
+    rows = None if options.rows is None else Rows(options.rows, key, SOURCES)
     row = evaluate_run(folder, settings, device, options.split, options.examples, options.batch)
     what = "accuracy of predicted tokens" if settings.pretrain else "accuracy"
     print(
@@ -69,8 +71,7 @@ def main(options: Options, command: str) -> None:
         f" ({row['examples']:,} examples), loss {row['loss']:.4f}, "
         f"in {time.monotonic() - begun:.0f} s on {device_name(device)}"
     )
-    if options.rows is not None:
-        rows = Rows(options.rows, ("run", "data", "split", "examples", "step"), SOURCES)
+    if rows is not None:
         rows.append(row | rows.origin(device, command))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.bench.plot import draw_speed
+from experiments.bench.run import KEY
 from experiments.bench.tables import newest
 from experiments.common.config import Checked, option
 from experiments.common.figures import save, style
@@ -28,7 +29,7 @@ class Options(Checked):
 def main(options: Options, command: str) -> None:
     """Draw the figures and print their paths."""
     path, triton = options.rows, options.triton
-    rows = read(path, "python -m experiments.speed")
+    rows = read(path, "python -m experiments.speed", KEY)
     rows = [row for row in newest(rows) if row.ok and triton in (None, row.triton)]
     shaky = [row for row in rows if not row.stable]
     if not options.unstable:
@@ -41,9 +42,12 @@ def main(options: Options, command: str) -> None:
         what = "drawn, with their range" if options.unstable else "left out"
         print(f"rounds differ by more than 15 % in {len(shaky)} of the cells: {what}")
     with style():
-        for name, figure in draw_speed(rows).items():
+        figures = draw_speed(rows)
+        for name, figure in figures.items():
             for file in save(figure, Path(options.out) / name):
                 print(f"plot: {file}")
+    if not figures:
+        print("no plot: measure masks of two densities, or two lengths, of one shape")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from experiments.common.config import choose, compose, make, store, words
 from experiments.common.devices import find_device
 from experiments.common.figures import save, style
 from experiments.common.program import HydraException
-from experiments.common.rows import frame
+from experiments.common.rows import frame, read
 from experiments.studies.runner import Run, about, defaults
 
 FOLDER = Path(__file__).parent / "studies"
@@ -32,7 +32,7 @@ def main() -> None:
     """Run what the command line names; an error is one line."""
     given = sys.argv[1:]
     name = next((word.removeprefix("name=") for word in given if word.startswith("name=")), None)
-    if name is None:
+    if not {*given} - {"--help", "-h"}:
         return print(listing())
     try:
         choose("name", name, studies())
@@ -82,7 +82,7 @@ def run(study: ModuleType, options: Any, command: str) -> None:
     if options.measure:
         collect = getattr(study, "collect", None)  # of a study that measures nothing itself
         collect(options) if collect else Run(study, options, command).go()
-    rows = frame(options.rows)
+    rows = frame(read(options.rows, key=getattr(study, "KEY", ())))
     if not len(rows):
         raise ValueError(f"rows={options.rows} has no rows: measure first, without measure=false")
     for name, table in study.tables(rows).items():

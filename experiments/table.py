@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.common.config import Checked, option
 from experiments.common.program import program
-from experiments.common.rows import read
+from experiments.lra.cells import read_steps
 from experiments.lra.runs import read_runs, write_archive
 from experiments.lra.table import Table
 
@@ -28,7 +28,7 @@ class Options(Checked):
 @program("table", Options)
 def main(options: Options, command: str) -> None:
     runs = read_runs(options.runs)
-    steps = read(options.speed) if options.speed else None
+    steps = read_steps(options.speed) if options.speed else None
     print(Table(runs, steps).text())
     if options.archive:
         write_archive(runs, Path(options.archive))

@@ -72,7 +72,7 @@ class Rows:
             raise ValueError(
                 f"rows={self.path} cannot be written ({error.strerror}): name another file"
             ) from None
-        self.rows = read(self.path)
+        self.rows = read(self.path, key=self.key)
         self._known = {self.key_of(row): row for row in self.rows}
 
     def append(self, row: Mapping[str, Any]) -> Row:
@@ -111,13 +111,22 @@ class Rows:
             os.fsync(file.fileno())
 
 
-def read(path: str | Path, command: str = "") -> list[Row]:
+def read(path: str | Path, command: str = "", key: Sequence[str] = ()) -> list[Row]:
     """Return the rows of a file. A last line that a kill has cut short is skipped.
 
     command: the command that measures such rows, for the error where the file is missing.
+    key: the fields of such rows. A row without one of them, as of another program, is a ValueError.
     """
     remedy = f"measure first: {command}" if command else "name another file with rows=PATH"
-    return read_json_lines(Path(path), remedy, cut=True)
+    rows = read_json_lines(Path(path), remedy, cut=True)
+    for number, row in enumerate(rows, 1):
+        if lacking := [name for name in key if name not in row]:
+            made = f", made by {row['command']}" if "command" in row else ""
+            raise ValueError(
+                f"{path}, row {number}{made}, lacks {', '.join(lacking)}: name rows of"
+                f" {command or 'the same measurement'}"
+            )
+    return rows
 
 
 def frame(rows: str | Path | Iterable[Row]) -> "pd.DataFrame":

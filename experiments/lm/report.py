@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 from experiments.common import figures as f
 from experiments.common.config import Checked, option
 from experiments.common.program import program
-from experiments.common.rows import Row, Rows, found, frame
+from experiments.common.rows import Row, Rows, found, read
 from experiments.common.tables import MISSING, aligned, markdown
 from experiments.lm.model import LEARNED, ROTARY
 from experiments.lm.settings import MLP, PLANS, TIMED
@@ -50,15 +50,15 @@ def main(options: Options, command: str) -> None:
     files = sorted(Path(options.runs).rglob(run_file.RUN)) if options.runs else []
     runs = [run_file.read(path.parent) for path in files]
     rows = [row(run) for run in runs if run and run["complete"] and run["settings"].get("plan")]
+    key = ("plan", "case", "model", "context", "batch", "seed", "steps", "recipe", "data")
     if options.rows is not None and options.runs is not None:
-        key = ("plan", "case", "model", "context", "batch", "seed", "steps", "recipe", "data")
         file = Rows(options.rows, key)
         for each in rows:
             if file.find(each) is None:
                 file.append(each)
         rows = file.rows
     elif options.rows is not None:
-        rows = found(frame(options.rows))
+        rows = found(read(options.rows, key=key))
     if not rows:
         where = f"runs={options.runs}" if options.runs else f"rows={options.rows}"
         raise ValueError(

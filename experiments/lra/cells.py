@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from scipy.special import stdtrit
 
 from experiments.common.figures import token_text
-from experiments.common.rows import OK
+from experiments.common.rows import OK, read
 from experiments.lra import published as lra
 from experiments.lra.runs import PRETRAINED, Run
 from experiments.lra.settings import Settings
@@ -136,6 +136,12 @@ def make_cells(
         cells[row, column] = Cell(kept, timed)
         left_out += others
     return cells, [f"left out: {run.place}, {why}" for run, why in left_out]
+
+
+def read_steps(path: str) -> Steps:
+    """Return the rows of the study lra_speed."""
+    key = ("task", "attention", "option", "length", *WORK)
+    return read(path, "python -m experiments.study name=lra_speed", key)
 
 
 def sorted_rows(keys: Iterable[RowKey]) -> list[RowKey]:

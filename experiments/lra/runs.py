@@ -172,10 +172,12 @@ def write_archive(runs: Sequence[Run], path: Path) -> None:
 
     A run that was read both from its folder and from an archive is written once.
 
-    Raises ValueError for a path of another kind of file, which would be lost.
+    Raises ValueError for a path of another kind of file, and for other rows, which would be lost.
     """
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise ValueError(f"archive={path}: give a path that ends in .jsonl or .jsonl.gz")
+    if path.exists():
+        read_runs(glob.escape(str(path)))
     write_json_lines(path, map(_packed, runs), "archive")
 
 

@@ -18,6 +18,7 @@ from experiments.lra.curves import row_labels, row_styles
 from experiments.lra.runs import read_runs, unpacked, write_archive
 from experiments.studies import runner
 
+KEY = ("run", "settings", "curves")
 TASKS = ("files", "text")
 
 

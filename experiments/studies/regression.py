@@ -179,7 +179,7 @@ def results(rows: Any) -> dict[Place, Result]:
 
 def earlier(path: str, device: str, places: Iterable[Place]) -> dict[Place, Result]:
     """Return the cells of a file. Raise ValueError if nothing can be compared with them."""
-    rows = read(path, "python -m experiments.study name=regression")
+    rows = read(path, "python -m experiments.study name=regression", KEY)
     if rows and (other := rows[-1].get("device")) != device:
         raise ValueError(f"against={path} is of another device, {other}, not {device}: name others")
     before = results(rows)

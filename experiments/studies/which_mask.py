@@ -250,19 +250,19 @@ def collect(options: Options) -> None:
         places = sweep.places(sweep.Options(at_once=options.at_once))
         sweep.train(runs, places, minutes=options.minutes)
     path = Path(options.rows)
-    kept = {_key(row): row for row in (read(path) if path.exists() else [])}
+    kept = {_key(row): row for row in (read(path, key=KEY) if path.exists() else [])}
     kept |= {_key(row): row for row in _rows(Path(options.runs))}
     write_json_lines(path, kept.values(), "rows")
 
 
 OWN = ("steps", "batch", "lr", "conv", "init_std", "precision")  # of a recipe, in its rows
+KEY = "part data context block layers family target".split()
 CASE = ("data", "context", "layers", "mask")
 SHARED = ["data", "context", "layers", "block"]
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = "part data context block layers family target recipe seed device"
-    return tuple(row.get(name) for name in names.split())
+    return tuple(row.get(name) for name in (*KEY, "recipe", "seed", "device"))
 
 
 def _rows(folder: Path) -> Iterator[Row]:

@@ -15,7 +15,7 @@ KEY = ("name", "n", "round")
 
 def row(name="a", n=1, source="s", **more):
     about = {"mask": "dense", "device": "cpu", "torch": "2", "triton": "", "source": source}
-    return {"name": name, "n": n, **about, **more}
+    return {"name": name, "n": n, "round": 1, **about, **more}
 
 
 def test_rows_are_found_again_and_outlive_a_kill(tmp_path):
@@ -36,6 +36,9 @@ def test_rows_are_found_again_and_outlive_a_kill(tmp_path):
     packed = rows.path.with_suffix(".jsonl.gz")
     packed.write_bytes(gzip.compress(rows.path.read_bytes()))
     assert read(packed) == again.rows and frame(packed).equals(frame(rows.path))
+    for other in (lambda: Rows(rows.path, ["page", "n"]), lambda: read(packed, "speed", ["page"])):
+        with pytest.raises(ValueError, match=r"rows\.jsonl.*, row 1, lacks page"):
+            other()  # rows of another program
 
 
 def test_a_peers_row_depends_on_its_version_and_not_on_our_source(tmp_path):

@@ -81,9 +81,11 @@ def test_damaged_files_are_named(tmp_path):
         with pytest.raises(DamagedFile, match=str(path)):
             read_runs(str(tmp_path))
         (path / name).write_text(whole)
-    (tmp_path / "some.jsonl").write_text('{"run": "a"}\n')
-    with pytest.raises(DamagedFile, match=r"some\.jsonl"):
-        read_runs(str(tmp_path / "some.jsonl"))
+    other = tmp_path / "some.jsonl"
+    other.write_text('{"run": "a"}\n')
+    for use in (lambda: read_runs(str(other)), lambda: write_archive([], other)):
+        with pytest.raises(DamagedFile, match=r"some\.jsonl"):
+            use()
     with pytest.raises(ValueError, match=r"rows\.csv.*\.jsonl"):
         write_archive([], tmp_path / "rows.csv")
 
