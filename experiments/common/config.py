@@ -164,7 +164,8 @@ def compose(name: str, overrides: Iterable[str]) -> dict[str, Any]:
 def words(error: Exception, known: Iterable[str] = ()) -> str:
     """Return an error of Hydra as one line that names the option and the value.
 
-    known: the options of the program, for one that it does not have.
+    known: the options of the program, for one that it does not have; those of the files of its
+        groups are known from the error.
     """
     why: Any = error.__cause__
     text = " ".join(str(error).split())
@@ -173,6 +174,7 @@ def words(error: Exception, known: Iterable[str] = ()) -> str:
     if text.startswith("Could not override"):
         place = str(why.full_key).rpartition(".")[0]
         near = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == place]
+        near = near or [str(key) for key in why.parent_node or () if key != "hydra"]
         try:
             choose("option", str(why.full_key), [f"{place}.{key}".lstrip(".") for key in near])
         except ValueError as found:

@@ -91,7 +91,7 @@ def program(
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are ours to print
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
             except HydraException as error:
-                known = [text.partition("=")[0] for text, _ in help_rows(options)]
+                known = [text.partition("=")[0] for text, _ in _options(name, options)]
                 sys.exit(_fail(f"error: {words(error, known)}"))
             except (ValueError, OSError) as error:  # OSError: of a folder that Hydra makes
                 sys.exit(_fail(f"error: {_line(error)}"))
@@ -169,10 +169,15 @@ def _refuse_words(arguments: list[str]) -> None:
 
 def help_text(name: str, command: str, about: str | None, options: Any) -> str:
     """Return the help of a program: its docstring, its groups, then an option a line."""
-    rows = [*_groups(CONF / f"{name}.yaml"), *help_rows(options)]
+    rows = _options(name, options)
     width = max((len(option) for option, _ in rows), default=0)
     lines = [(about or "").strip(), "", f"usage: {command} [OPTION=VALUE ...]", ""]
     return "\n".join([*lines, *(f"  {option:<{width}}  {text}" for option, text in rows)]).strip()
+
+
+def _options(name: str, options: Any) -> list[tuple[str, str]]:
+    """Return (option=default, what it means) for the groups and the options of a program."""
+    return [*_groups(CONF / f"{name}.yaml"), *help_rows(options)]
 
 
 def _groups(path: Path) -> Iterator[tuple[str, str]]:

@@ -39,6 +39,12 @@ def test_a_bad_option_is_one_line(run_program, tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_misspelt_group_or_study_is_named(run_program):
+    for words, expected in (("train taks=text", "mean task?"), ("study nam=io", "name=None")):
+        status, _, error = run_program(*words.split())
+        assert status == 2 and expected in error
+
+
 # ---- speed and plot, from end to end
 
 SPEED = """
@@ -76,4 +82,5 @@ def test_plot_says_what_it_lacks_and_leaves_out(tmp_path, run_program):
         rows.append(ROW | {"round": number, "ms_median": ms})
     status, printed, _ = run_program("plot", *words)
     assert status == 0 and "differ by more than 15 % in 1 of the cells: drawn" in printed
+    assert "no plot" in printed and not (tmp_path / "plots").exists()
     assert run_program("plot", *words, "unstable=false")[0] == 2

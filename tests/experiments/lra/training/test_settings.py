@@ -82,6 +82,7 @@ REFUSED = {
     "model.layers=x": "model.layers=x: .*Integer",
     "model.positions=waves": "positions=waves takes images",
     "model.layer=3": "model.layer.*did you mean model.layers",
+    "task.limt=3": "did you mean task.limit",
     "betas=[0.9,2]": r"betas=\[0.9, 2.0\]: .*below 1",
     "scale=smal": r"scale='smal': choose from .*\(did you mean small\?\)",
     "init_head=fresh": "init_head=fresh needs init_from=FOLDER",
