@@ -37,8 +37,8 @@ class Places(NamedTuple):
     Attributes:
         number: (H,) int64, its query heads.
         heads: query heads of the whole call.
-        q, k: int64 (batch entries, heads, tokens / 16), one for those that do not differ.
-        n: int64 (), tokens of the whole sequence.
+        q, k: int32 (batch entries, heads, tokens / 16), one for those that do not differ.
+        n: int32 (), tokens of the whole sequence.
     """
 
     number: Tensor
@@ -88,15 +88,15 @@ def _rule(text: str, heads: int, *slices: tuple[int, int]) -> str:
     known: dict[Expression, Expression] = {
         node: new[node.op] for node in walk(rule.logits) if node.op in new
     }
-    dims = (1, 3, 3, 0) if slices else (1,)
-    tables = (Kind(ndim, "int64", False, False) for ndim in dims)
+    kinds = ((1, "int64"), (3, "int32"), (3, "int32"), (0, "int32"))[: 4 if slices else 1]
+    tables = (Kind(*kind, False, False) for kind in kinds)
     return text_of(substituted(rule.logits, known), (*rule.kinds, *tables))
 
 
 def runs(blocks: Tensor, size: int) -> Tensor:
     """Return where each 16 tokens of blocks (.., blocks) begin."""
     run = torch.arange(0, size, RUN, device=blocks.device)
-    return (blocks.unsqueeze(-1) * size + run).flatten(-2)
+    return (blocks.unsqueeze(-1) * size + run).flatten(-2).int()
 
 
 class PartPlaces(NamedTuple):
@@ -125,6 +125,7 @@ def places_of_part(
     own, far, keys, fetched, guests = (
         runs(torch.from_numpy(x).to(device), size) for x in (own, far, keys, *come)
     )
-    numbers, whole = torch.from_numpy(number).to(device), torch.tensor(n, device=device)
+    numbers = torch.from_numpy(number).to(device)
+    whole = torch.tensor(n, dtype=torch.int32, device=device)
     parts = (own, keys), (far, fetched), (guests, own)
     return PartPlaces(*(Places(numbers, heads, q, k, whole) for q, k in parts))

@@ -19,7 +19,8 @@ import torch
 from masks.predicate import expression as ops
 from masks.predicate.expression import BOOL, INT, REAL, Expression, atom, walk, weighted, whole
 
-SYMBOLS = ("s", "b", "h", "q", "k", "n_q", "n_k")
+PLACES = ("b", "h", "q", "k")
+SYMBOLS = ("s", *PLACES, "n_q", "n_k")
 _ALL = {*SYMBOLS, "g", "d", "inverse"}  # with a gradient, a distance, and 1 / scale
 
 
@@ -42,6 +43,7 @@ def _sign(a: Any, g: Any) -> tuple[Expression]:
     return (ops.where(a > 0.0, g, ops.where(a < 0.0, -g, 0.0)),)
 
 
+_BOTH = "{}, {}, tl.PropagateNan.ALL"
 _TABLE: dict[str, tuple[Any, ...]] = {
     "add": (torch.add, "{} + {}", lambda g, y, a, b: (g, g)),
     "subtract": (torch.sub, "{} - {}", lambda g, y, a, b: (g, -g)),
@@ -52,8 +54,8 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "log": (torch.log, "tl.log({})", lambda g, y, a: (g / a,)),
     "sqrt": (torch.sqrt, "tl.sqrt({})", lambda g, y, a: (g * 0.5 / y,)),
     "absolute": (torch.abs, "tl.abs({})", lambda g, y, a: _sign(a, g)),
-    "minimum": (torch.minimum, "tl.minimum({}, {})", lambda g, y, a, b: _either(a <= b, g)),
-    "maximum": (torch.maximum, "tl.maximum({}, {})", lambda g, y, a, b: _either(a >= b, g)),
+    "minimum": (torch.minimum, f"tl.minimum({_BOTH})", lambda g, y, a, b: _either(a <= b, g)),
+    "maximum": (torch.maximum, f"tl.maximum({_BOTH})", lambda g, y, a, b: _either(a >= b, g)),
     "where": (torch.where, "tl.where({}, {}, {})", lambda g, y, c, a, b: (None, *_either(c, g))),
     "floor": (torch.floor, "tl.floor({})"), "ceil": (torch.ceil, "tl.ceil({})"),
     "floor_divide": (torch.floor_divide, "floor_divide({}, {})"),
@@ -129,7 +131,7 @@ class Rule:
             (node.data, dim, "bhqk".index(name))
             for node in self.loads
             for dim, index in enumerate(node.args)
-            if (name := bare(index)) is not None and name in "bhqk"
+            if (name := bare(index)) is not None
         ]
         return tuple(dict.fromkeys(found))
 
@@ -205,8 +207,8 @@ def operands(node: Expression) -> tuple[Expression, ...]:
 
 
 def bare(index: Expression) -> str | None:
-    """Return the symbol that an index is, or None."""
-    if index.op == "sum" and index.data == (0, (1,)) and index.args[0].op in SYMBOLS:
+    """Return the symbol of bhqk that an index is, or None."""
+    if index.op == "sum" and index.data == (0, (1,)) and index.args[0].op in PLACES:
         return index.args[0].op
     return None
 
@@ -220,7 +222,7 @@ def reach(index: tuple[Expression, ...]) -> str:
     query or the key, "d" on the distance k - q alone, "qk" on both.
     """
     found = symbols(*index) & {"q", "k"}
-    if found == {"q", "k"} and "q" not in symbols(*map(distance_form, index)):
+    if len(found) == 2 and not found & symbols(*map(distance_form, index)):
         return "d"
     return "".join(sorted(found, reverse=True)) or "bh"
 

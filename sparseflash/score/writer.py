@@ -40,6 +40,7 @@ _GLOBALS = {
 }  # fmt: skip
 _OF_TILE = {"q", "k", "s", "g", "d"}
 _INVERSE = Expression("inverse", REAL)  # 1 / scale
+_TOKENS = 2**24  # more than any call has
 _COSTLY = ("tanh", "exp", "log", "sqrt", "divide", "load")  # kept for the derivatives
 _SINGULAR = ("exp", "log", "sqrt", "load")  # may be infinite where g is 0
 
@@ -326,6 +327,7 @@ class Writer:
                 name = f"tl.minimum(tl.maximum({name}, 0.0), 2.0e9).to(tl.int32)"  # not infinite
             if bare(i) is None:
                 name = f"tl.minimum(tl.maximum({name}, 0), {size} - 1)"
+                name += "" if large else ".to(tl.int32)"
             elif clamped and bare(i) in ("q", "k") and not self.score.pairs:
                 name = f"tl.minimum({name}, n_{name} - 1)"
             if large:
@@ -337,10 +339,10 @@ class Writer:
         """Return the offset of an entry, and whether its tokens are in the table. Triton joins
         accesses to neighbours, which minima would hide from it.
         """
-        sizes = {
-            bare(i): f"args[{self.score.places[number] + 1 + dim}]" for dim, i in enumerate(index)
-        }
-        inside = f"(q < {sizes['q']}) & (k < {sizes['k']})"
+        inside = " & ".join(
+            f"({name} < args[{self.score.places[number] + 1 + dim}])"
+            for dim, name in enumerate(map(bare, index)) if name in ("q", "k")
+        )  # fmt: skip
         return self.place(number, index, clamped=False), inside
 
     def _text(self, node: Expression) -> str:
@@ -349,6 +351,8 @@ class Writer:
             return self._sum(node, self)
         if node.op == "load":
             kind = {INT: "tl.int32", REAL: "tl.float32", BOOL: "tl.int1"}[node.kind]
+            if self.score.rule.kinds[node.data].dtype in ("int64", "uint32", "uint64"):
+                kind = "tl.int64"
             if self.score.pairs or not {"q", "k"} <= {*map(bare, args)}:
                 at = self.place(node.data, args)
             else:
@@ -368,6 +372,8 @@ class Writer:
                 return f"{names[0]} {'//' if node.op == 'floor_divide' else '%'} {names[1]}"
         if node.op == "divide" and not symbols(args[1]) & {"s", "q", "k", "d"}:  # by one number
             return f"{names[0]} * (1.0 / {names[1]})"
+        if node.op == "multiply" and node.kind == INT and self._most(node, _TOKENS) >= 2**31:
+            names[0] = f"tl.cast({names[0]}, tl.int64)"
         return OPERATIONS[node.op].triton.format(*names)
 
     def amplified(self, node: Expression, factor: float) -> None:
@@ -393,15 +399,15 @@ class Writer:
         return f"capped(raw, {near}, tl.minimum({near} / {cap}, 1.0) * {amplitude}, {fast})"
 
     def real(self, node: Expression) -> str:
-        """Return an integer in float32. Sums of token numbers are made of these, exact below 2**24:
+        """Return an integer in float32. Sums of token numbers are made of these, exact up to 2**24:
         an addition for each score, where a conversion takes as long as four.
         """
         if (value := constant(node)) is not None:
             return repr(float(value))
         if node not in self.reals:
-            if node.op == "sum":
+            if node.op == "sum" and (node.data == (0, (1,)) or self._most(node, 2**21) <= 2**24):
                 text = self._sum(node, self.real)
-            elif node.op in ("absolute", "minimum", "maximum"):
+            elif node.op in ("absolute", "minimum", "maximum", "multiply"):
                 text = OPERATIONS[node.op].triton.format(*map(self.real, node.args))
             else:
                 text = f"tl.cast({self(node)}, tl.float32)"
@@ -421,11 +427,28 @@ class Writer:
             places = (0, 1) if number == self.real else (2, 3)
             terms += ((f"first[{i}]", factors["k"]) for i in places)
         text = repr(node.data[0]) if node.data[0] else ""
+        wide = number == self and self._most(node, _TOKENS) >= 2**31
         for name, factor in terms:
+            name = f"tl.cast({name}, tl.int64)" if wide else name
             if abs(factor) != 1:
                 name = f"{name} * {abs(factor)}"
             text += f" - {name}" if factor < 0 else f" + {name}" if text else name
         return text
+
+    def _most(self, node: Expression, tokens: int) -> int:
+        """Return a bound of an integer that is made of so many tokens, and entries below 2**24."""
+        if node.op == "sum":
+            parts = zip(node.args, node.data[1], strict=True)
+            return abs(node.data[0]) + sum(abs(f) * self._most(arg, tokens) for arg, f in parts)
+        if node.op == "load":
+            return {"int8": 2**7, "uint8": 2**8}.get(self.score.rule.kinds[node.data].dtype, 2**24)
+        most = [self._most(arg, tokens) for arg in node.args if arg.kind == INT] or [tokens]
+        if node.op == "multiply":
+            return most[0] * most[1]
+        if node.op in ("floor_divide", "remainder"):
+            by = abs(constant(node.args[1]) or 0)
+            return by if by and node.op == "remainder" else most[0] // max(by, 1) + 1
+        return max(most) * 2 ** node.op.startswith("bit")
 
 
 def function_of(write: Writer, parameters: str, result: str) -> Any:

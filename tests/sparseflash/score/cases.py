@@ -11,6 +11,7 @@ from sparseflash.dropout import keep_mask
 from sparseflash.testing import logits, make_qkv, oracle
 
 W = 4  # of a window of 2-D positions
+INTEGERS = {"place": 7, "time": 2**40}  # tables of integers below these
 
 
 class Case(NamedTuple):
@@ -50,6 +51,12 @@ CASES = {
     "folded": Case(
         lambda s, h, q, k, bias: s + bias[h, (k - 8 * q) // 8 % 7],
         lambda b, h, n, m: {"bias": (h, 7)}, ("qk",),
+    ),
+    "large integers": Case(
+        lambda s, q, k, time, t, bias: (
+            s - t * torch.log(1 + abs(time[k] - time[q])) + bias[k - q + 700, k * 1_000_003_000 % 7]
+        ),
+        lambda b, h, n, m: {"time": (max(n, m),), "t": (), "bias": (1400, 7)}, ("bh", "qk"),
     ),
     "swin": Case(
         lambda s, h, q, k, bias: s + bias[h, q // W - k // W + 160, q % W - k % W + W - 1],
@@ -92,8 +99,8 @@ def tables_of(case: Case, sizes: tuple[int, int, int, int], dtype=torch.float64,
     generator = torch.Generator().manual_seed(seed)
     made = {}
     for name, shape in case.shapes(*sizes).items():
-        if name == "place":
-            made[name] = torch.randint(7, shape, generator=generator)
+        if name in INTEGERS:
+            made[name] = torch.randint(INTEGERS[name], shape, generator=generator)
         else:
             t = torch.randn(shape, generator=generator, dtype=torch.float64) / 2
             made[name] = t.to(dtype).requires_grad_()

@@ -91,18 +91,28 @@ def test_nan_in_a_table_shows_where_it_is_read(backend):
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
+def test_nan_passes_minima_and_maxima(backend):
+    q, k, v = small(grad=False, dtype=torch.float32)
+    k[0, 0, 7, 3] = math.nan
+    rule = sparseflash.score(lambda s: s.clip(-1.0, 1.0))
+    out = sparseflash.attention(q, k, v, score=rule, backend=backend)
+    assert out[0, 0].isnan().all() and out[0, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
 def test_an_index_outside_takes_the_nearest_entry(backend):
     """Also an infinite one."""
     q, k, v = (x.detach().float() for x in small())
     bias = torch.randn(2, 7, requires_grad=True)
     for index, within in (
-        (lambda q, k: k - q + 3, lambda q, k: np.clip(k - q + 3, 0, 6)),
-        (lambda q, k: np.floor(5.5 / abs(q - k)),
-         lambda q, k: np.where(q == k, 6, np.floor(5.5 / np.maximum(1, abs(q - k))))),
+        (lambda q, k, n: k - q + 3, lambda q, k, n: np.clip(k - q + 3, 0, 6)),
+        (lambda q, k, n: np.floor(5.5 / abs(q - k)),
+         lambda q, k, n: np.where(q == k, 6, np.floor(5.5 / np.maximum(1, abs(q - k))))),
+        (lambda q, k, n: n, lambda q, k, n: 6),
     ):  # fmt: skip
         found = []
         for at in (index, within):
-            rule = sparseflash.score(lambda s, h, q, k, t, at=at: s + t[h, at(q, k)])
+            rule = sparseflash.score(lambda s, h, q, k, n_k, t, at=at: s + t[h, at(q, k, n_k)])
             out = sparseflash.attention(q, k, v, score=rule(t=bias), backend=backend)
             found += torch.autograd.grad(out.square().sum(), bias)
         assert_near(*found, 1e-6)
