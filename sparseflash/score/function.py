@@ -135,7 +135,7 @@ class Bound(NamedTuple):
         eager = not torch.compiler.is_compiling()
         kinds = tuple(
             (
-                t.ndim, t.dtype, t.numel() >= 2**31,
+                t.ndim, t.dtype, True if t.numel() >= 2**31 else False,  # so a compiler guards it
                 t.is_floating_point() and (t.requires_grad or (eager and is_wrapped(t))),
             )
             for t in self.tables
