@@ -155,6 +155,8 @@ def resolve(text: str | None) -> Mask | Selector:
         if found[1] == "nsa":
             return select.nsa(first, second, second)
         return select.top_k(first, block_size=second, within=masks.causal(), always=masks.local(0))
+    if text is not None and re.match(r"\s*(moba|nsa|top_k)\b", text):
+        raise ValueError(f"mask={text}: give moba(CHUNK, K), nsa(K, BLOCK) or top_k(K, BLOCK)")
     if text is None or text == "dense":
         return masks.causal()
     mask = masks.parse(text)

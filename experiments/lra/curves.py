@@ -125,7 +125,10 @@ def draw_all(runs: Sequence[Run], out: str | Path, steps: Steps | None = None) -
                     own = {row: cell for row, cell in found.items() if names[row] == name}
                     words = head, "pretraining" * pretraining, name
                     if any(run.lines for cell in own.values() for run in cell.runs):
-                        figures |= _curves(", ".join(filter(None, words)), own)
+                        for stem, figure in _curves(", ".join(filter(None, words)), own).items():
+                            while stem in figures:  # of a name that differs in signs or capitals
+                                stem += "-2"
+                            figures[stem] = figure
         cells, _ = make_cells(runs, steps)
         placed = sorted_columns(column for row, column in cells if _point(cells, row, column))
         if placed:

@@ -163,7 +163,9 @@ def moba(
     block_size = block_sizes(block_size)
     integer("chunk", chunk, min=16)
     if chunk % block_size[0] or chunk % block_size[1]:
-        raise ValueError(f"chunk is {chunk}: give a multiple of the block sizes {block_size}")
+        raise ValueError(
+            f"chunk is {chunk}: give a multiple of block_size {block_size}, or change it"
+        )
     return TokenSelector(block_size, within, chunk, k, 0, 1, union, capacity, nsa=False)
 
 

@@ -134,6 +134,8 @@ def test_moba_is_one_of_the_masks():
     assert picked_pairs(40, 16, 9) == 40 * 41 // 2
     with pytest.raises(ValueError, match="a multiple of 16"):
         resolve("moba(24, 2)")
+    with pytest.raises(ValueError, match=r"moba\(32\): give moba\(CHUNK, K\)"):
+        resolve("moba(32)")
     for n in (128, 125):  # with room for all blocks it is the same mask
         selector = replace(resolve("moba(32, 2)"), block_size=(16, 16))
         q, k = torch.randn(2, 2, 3, n, 8).unbind()

@@ -100,10 +100,11 @@ def test_figures_of_each_task_of_pretraining_and_of_accuracy_against_speed(tmp_p
     write_run(tmp_path, "image", "standard", accuracy=0.6, ms=40.0)
     write_run(tmp_path, "image", "sparse", mask="butterfly", accuracy=0.58, ms=8.0, steps=500)
     write_run(tmp_path, "image", "flash", folder="pre", settings={"pretrain": "masked"})
-    write_run(tmp_path, "image", "flash", folder="long", settings={"name": "50k"})
+    for name in ("50k", "50K"):
+        write_run(tmp_path, "image", "flash", folder=name, settings={"name": name})
     paths = draw_all(read_runs(str(tmp_path)), tmp_path / "plots")
     found = {path.stem: path.with_suffix(".svg").read_text() for path in paths}
     image = "curves-image-generated-2k"
-    own = [f"{image}-pretraining", f"{image}-50k"]
+    own = [f"{image}-pretraining", f"{image}-50k", f"{image}-50k-2"]
     assert found.keys() == {image, *own, "accuracy-speed"}
-    assert ["FlashAttention" in found[name] for name in (image, *own)] == [False, True, True]
+    assert ["FlashAttention" in found[name] for name in (image, *own)] == [False] + [True] * 3
