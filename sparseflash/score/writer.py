@@ -204,12 +204,21 @@ class Writer:
             elif score.gluon and _slant(node) is not None:
                 late.append((op, self._slanted, node))
             elif node.op != "s" or not score.scaled:
-                out += f" {op} {self._scaled(node)}"
-        self.lines.append(f"x = {out.removeprefix(' + ').strip()}")
+                out = self._added(out, op, self._scaled(node))
+        self.lines.append(f"x = {out}")
         for i, (op, write, node) in enumerate(late):
             write(f"add{i}", op, unit, node)
             adds.append(f"+ add{i}")
         return f"x, {unit}, {' '.join(adds).removeprefix('+ ') or '0.0'}"
+
+    def _added(self, x: str, op: str, value: str) -> str:
+        """Return x with a term. Triton begins products with a term that is added to them, and so
+        waits for its loads before; transposed ones have no registers for anything else.
+        """
+        if not x:
+            return value if op == "+" else f"-{value}"
+        text = f"{x} {op} {value}"
+        return text if self.score.gluon else f"({text} if T else tl.fma({value}, {op}1.0, {x}))"
 
     def _scaled(self, node: Expression) -> str:
         """Return a term of x: where it has numbers, their product with a tile."""
@@ -236,7 +245,7 @@ class Writer:
             entry = far.line(self._near(node, f"{low} + M - 1", ""))
         else:
             entry = far(distance_form(node))
-        near = [*write.lines, f"x = x {op} {value}"]
+        near = [*write.lines, f"x = {self._added('x', op, value)}"]
         if score.gluon:  # a tile of several blocks has no such distances
             self.lines += ["if first[4] is None:", *_indented([*near, f"{add} = 0.0"])]
         self.lines += [
