@@ -124,7 +124,7 @@ class Backward:
 
         self.kv, self.q = (Cut(name, problem, schedule) for name in ("backward_kv", "backward_q"))
         self.score = score_of(problem)
-        if self.score is not None and self.score.added:
+        if self.score is not None and self.score.added and not self.score.direct:
             self.added = Cut("backward_tables", problem, schedule)
         self.share = problem.batch * problem.heads * problem.n_q / 2.0**61
         static, self.keep_scale = self.kv.static, keep_scale(problem.options.dropout_p)
@@ -136,7 +136,7 @@ class Backward:
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         delta, lse_log2, dsink, zeros = self.rows(dout, dlse, saved)
         dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
-        dq, sums = self.queries(dout, delta, lse_log2, saved, walk)
+        dq, sums = self.queries(dout, delta, lse_log2, saved, walk, buffers=zeros[1:])
         dtables = ()
         if self.score is not None:
             dtables = self.tables(dout, delta, lse_log2, sums, zeros, saved, walk)
@@ -156,6 +156,7 @@ class Backward:
         zeros, more = [], {}
         if self.score is not None and self.score.added:
             zeros = [lse.new_zeros(3, dtype=torch.int32), *self.score.buffers(tables)]
+        if self.score is not None and self.score.counted:
             more = {
                 "V": v, "Largest": zeros[0], "v_strides": strides(v), "n_k": v.shape[2],
                 "group": heads // v.shape[1], "share": self.share,
@@ -208,10 +209,13 @@ class Backward:
         """dq, by query tiles over the rows of the mask, and where there is a score its sums by
         query (sums, B, Hq, N_q).
 
-        steps: of gradients of tables, which are added to buffers; there is no dq then.
+        steps: of gradients of tables, which are added to buffers; there is no dq then. Without
+            steps, those that no two pairs share are stored.
         """
         q, k, v, *_, seed, terms = saved
         cut, launch, score, sums = self.q, self.launch_q, self.score, None
+        if steps is None and (score is None or not score.direct):
+            buffers = ()
         dq = None if steps is not None else torch.empty_like(q)
         if dq is None:
             cut, launch = self.added, self.launch_tables
@@ -235,7 +239,7 @@ class Backward:
                     options["near_low"], options["near_high"] = near
             elif score is not None:
                 carried = {"SLOPE": score.slope_sums, "RowSums": sums, "SUMS": score.n_sums}
-                options |= score.options(terms.tables, q.shape[2], k.shape[2]) | carried
+                options |= score.options(terms.tables, q.shape[2], k.shape[2], *buffers) | carried
             return (n_tiles * q.shape[0] * q.shape[1],), args, options
 
         tensors = (
@@ -257,7 +261,7 @@ class Backward:
         score, (q, k, v, *_), tables = self.score, saved, saved.terms.tables
         assert score is not None
         steps, buffers = row_sums, zeros[1:]
-        if buffers:
+        if score.counted:
             x = zeros[0].view(torch.float32)  # of dout, v and delta
             value = v.shape[3] * self.keep_scale * self.share
             bound = torch.addcmul(x[2:], x[:1], x[1:2], value=value)

@@ -56,7 +56,8 @@ class KernelScore:
             than that, and those whose sums of absolute values set a step; `far` in two more each.
         score: the function (x, unit, add, what the slopes take) of a tile.
         slope: the function (gradient of the scaled scores, ()) of a tile.
-        slope_sums: `slope`, with sums [M] of `summed`, and two of each of `far`, in place of ().
+        slope_sums: `slope`, with sums [M] of `summed`, and two of each of `far`, in place of ();
+            if `direct`, it stores the gradients that are added, in buffers after the tables.
         slope_tables: adds to the buffers, which are args after the tables and the steps.
         bands: the function (values of `near`) of a vector of distances d, in place of a tile.
         numbers: the function of `once`.
@@ -89,6 +90,7 @@ class KernelScore:
         self.summed = [r for r in rule.reads if r.carried or not (stored(r) or is_plain(r.grad))]
         self.number = number = {read.node: i for i, read in enumerate(self.summed)}
         self.counted = {r.node: number.get(r.node, -1) + 1 for r in self.added if not stored(r)}
+        self.direct = not gluon and bool(self.added) and not self.counted
         # the reads whose places another table decides on
         self.led = {r.node for r in rule.reads if [p.op for p in walk(r.node)].count("load") > 1}
         far = (r for r in self.added if r.node in self.spans and is_plain(r.grad))
@@ -99,7 +101,7 @@ class KernelScore:
         self.score = self._score()
         if not pairs:
             self.slope, self.slope_sums = self._slope(False), self._slope(True)
-            self.slope_tables = None if gluon else self._slope_tables()
+            self.slope_tables = None if gluon or self.direct else self._slope_tables()
         self.bands = self._values(_BAND_ARGS, map(distance_form, self.near))
         self.numbers = self._values(_NUMBER_ARGS, self.once)
 
@@ -138,6 +140,8 @@ class KernelScore:
         write, sums = self._after(), []
         result = write.guarded(self.rule.ds) if is_tile(self.rule.ds) else "g * 0.0"
         far = [read for read in self.added if read.node in self.far]
+        for i, read in enumerate(self.added if with_sums and self.direct else ()):
+            write.add(read, f"args[{self.n_args + i}]", "")
         for read in (*self.summed, *far) if with_sums else ():
             value, ends = write.guarded(read.grad), ("True",)
             if read.node in self.far:

@@ -78,11 +78,14 @@ def backward_form(
 
 
 def _sums_by_key(problem: Problem) -> bool:
-    """Whether the pass over columns can sum what gradients of the tables of a score take."""
+    """Whether the pass over columns can sum what gradients of the tables of a score take, and no
+    pass over rows stores some of them.
+    """
     from sparseflash.score.by_triton import kernel_score
 
     score = kernel_score(problem.options.score)
-    return score.any_side and (not score.n_sums or problem.heads == problem.kv_heads)
+    alone = not score.n_sums or problem.heads == problem.kv_heads
+    return not score.direct and score.any_side and alone
 
 
 def _join(schedule: Schedule) -> bool:
@@ -177,7 +180,8 @@ class Backward:
         if dq_sum is None or score.added:
             delta, lse_log2, _, zeros = self.portable.rows(dout, dlse, saved)
         if dq_sum is None:
-            dq, sums = self.portable.queries(dout, delta, lse_log2, saved, walk)
+            rest = lse_log2, saved, walk, None, zeros[1:]
+            dq, sums = self.portable.queries(dout, delta, *rest)
         else:
             dq = self.finish(call, dq_sum)
             sums = lse_log2.new_empty(0, *q.shape[:3]) if sums is None else sums
