@@ -204,21 +204,25 @@ class Writer:
             elif score.gluon and _slant(node) is not None:
                 late.append((op, self._slanted, node))
             elif node.op != "s" or not score.scaled:
-                out = self._added(out, op, self._scaled(node))
+                out = self._added(out, op, self._scaled(node), node)
         self.lines.append(f"x = {out}")
         for i, (op, write, node) in enumerate(late):
             write(f"add{i}", op, unit, node)
             adds.append(f"+ add{i}")
         return f"x, {unit}, {' '.join(adds).removeprefix('+ ') or '0.0'}"
 
-    def _added(self, x: str, op: str, value: str) -> str:
-        """Return x with a term. Triton begins products with a term that is added to them, and so
-        waits for its loads before; transposed ones have no registers for anything else.
+    def _added(self, x: str, op: str, value: str, node: Expression) -> str:
+        """Return x with a term. Triton begins products with a term that is added to them, so they
+        wait for its loads: for those of neighbours, but for transposed products, which have no
+        registers for anything else, a multiplication by 1 hides the addition.
         """
         if not x:
             return value if op == "+" else f"-{value}"
-        text = f"{x} {op} {value}"
-        return text if self.score.gluon else f"({text} if T else tl.fma({value}, {op}1.0, {x}))"
+        text, loads = f"{x} {op} {value}", (part for part in walk(node) if part.op == "load")
+        near = any({"q", "k"} <= {*map(bare, load.args)} for load in loads)
+        if not near or self.score.gluon or self.score.pairs:
+            return text
+        return f"({text} if T else tl.fma({value}, {op}1.0, {x}))"
 
     def _scaled(self, node: Expression) -> str:
         """Return a term of x: where it has numbers, their product with a tile."""
@@ -245,7 +249,7 @@ class Writer:
             entry = far.line(self._near(node, f"{low} + M - 1", ""))
         else:
             entry = far(distance_form(node))
-        near = [*write.lines, f"x = {self._added('x', op, value)}"]
+        near = [*write.lines, f"x = x {op} {value}"]
         if score.gluon:  # a tile of several blocks has no such distances
             self.lines += ["if first[4] is None:", *_indented([*near, f"{add} = 0.0"])]
         self.lines += [
