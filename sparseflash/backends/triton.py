@@ -292,10 +292,10 @@ class Cut:
         # the interpreter has no registers to run out of: float32 takes the tiles, and the code
         # paths, of 16 bits there
         dtype = torch.float16 if interpreted() else problem.dtype
-        kind = _kind_of(score_of(problem))
+        kind, family = _kind_of(score_of(problem)), family_of(problem.device)
         self.tiles = tiles_for(
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
-            family=family_of(problem.device), block_q=block_q, block_k=block_k,
+            family=family, block_q=block_q, block_k=block_k,
             padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
             score=kind,
         )  # fmt: skip
@@ -317,7 +317,7 @@ class Cut:
             "BLOCK_K": block_k,
             "DENSE": facts is None,
             "PARTIAL": partial,
-            "PAIRED": kind == "paired",
+            "PAIRED": kind == "paired" and family != "blackwell",  # for wgmma
             # of float32 products only
             "PRECISION": "ieee" if problem.dtype == torch.float32 else "tf32",
         }
