@@ -275,9 +275,9 @@ def _rounded(op: str) -> Callable[[Any], Expression]:
     return function
 
 
-def clip(x: Any, low: Any = None, high: Any = None) -> Expression:
-    x = x if low is None else maximum(x, low)
-    return x if high is None else minimum(x, high)
+def clip(x: Any, min: Any = None, max: Any = None) -> Expression:
+    x = x if min is None else maximum(x, min)
+    return x if max is None else minimum(x, max)
 
 
 # Truth values

@@ -77,7 +77,8 @@ class Score:
     def _read_names(self, fn: Any) -> None:
         if not callable(fn):
             raise ValueError(f"score is given {fn!r}; pass a function such as lambda s, q, k: ...")
-        self.name, self.names = getattr(fn, "__qualname__", type(fn).__name__), ()
+        own = getattr(fn, "func", fn)  # of a partial
+        self.name, self.names = getattr(own, "__qualname__", type(fn).__name__), ()
         for name, p in inspect.signature(fn).parameters.items():
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
                 raise ValueError(f"{self.name} has the argument {p}; name each one")

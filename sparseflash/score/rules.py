@@ -6,6 +6,7 @@ counted from the last token of queries and keys, which face each other.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -18,14 +19,26 @@ def softcap(cap: float) -> Score:
     """Return cap tanh(s / cap), which bounds the scores: Gemma 2, arXiv 2408.00118. No tensors."""
     if not is_number(cap) or not 0 < cap < math.inf:
         raise ValueError(f"cap is {cap!r}; pass a positive finite number")
-    return score(lambda s: cap * np.tanh(s / cap))
+    return score(partial(_softcap, cap))
+
+
+def _softcap(cap, s):
+    return cap * np.tanh(s / cap)
+
+
+def _alibi(s, h, q, k, n_q, n_k, slopes):
+    return s - slopes[h] * abs(k - q + n_q - n_k)
+
+
+def _pair(s, b, h, q, k, bias):
+    return s + bias[b, h, q, k]
 
 
 #: s - slopes[h] |distance|, slopes (H,): ALiBi, arXiv 2108.12409. The slopes may be learned.
-alibi = score(lambda s, h, q, k, n_q, n_k, slopes: s - slopes[h] * abs(k - q + n_q - n_k))
+alibi = score(_alibi)
 
 #: s + bias, (B, H, N_q, N_k), such as the pair representation of AlphaFold, Nature 596:583 (2021).
-pair = score(lambda s, b, h, q, k, bias: s + bias[b, h, q, k])
+pair = score(_pair)
 
 
 def relative(radius: int) -> Score:
@@ -33,7 +46,11 @@ def relative(radius: int) -> Score:
     key and query. Longer ones take the first or the last entry: Shaw et al., arXiv 1803.02155.
     """
     radius = integer("radius", radius, min=1)
-    return score(lambda s, h, q, k, n_q, n_k, bias: s + bias[h, k - q + n_q - n_k + radius])
+    return score(partial(_relative, radius))
+
+
+def _relative(radius, s, h, q, k, n_q, n_k, bias):
+    return s + bias[h, k - q + n_q - n_k + radius]
 
 
 def t5(buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Score:
@@ -48,15 +65,16 @@ def t5(buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -
     # 1e-4: where a bucket begins the logarithm is an integer, give or take its rounding
     growth = (half - exact) / math.log(max_distance / exact)
 
-    def rule(s, h, q, k, n_q, n_k, bias):
-        d = k - q + n_q - n_k
-        far = abs(d) if bidirectional else np.maximum(-d, 0)
-        log = np.floor(np.log(np.maximum(far, exact) / exact) * growth + 1e-4) + exact
-        bucket = np.where(far < exact, far, np.minimum(log, half - 1))
-        after = np.where(d > 0, half, 0) if bidirectional else 0
-        return s + bias[bucket + after, h]
+    return score(partial(_t5, half, exact, growth, bidirectional))
 
-    return score(rule)
+
+def _t5(half, exact, growth, bidirectional, s, h, q, k, n_q, n_k, bias):
+    d = k - q + n_q - n_k
+    far = abs(d) if bidirectional else np.maximum(-d, 0)
+    log = np.floor(np.log(np.maximum(far, exact) / exact) * growth + 1e-4) + exact
+    bucket = np.where(far < exact, far, np.minimum(log, half - 1))
+    after = np.where(d > 0, half, 0) if bidirectional else 0
+    return s + bias[bucket + after, h]
 
 
 def swin(rows: int, columns: int | None = None) -> Score:
@@ -65,10 +83,9 @@ def swin(rows: int, columns: int | None = None) -> Score:
     """
     rows = integer("rows", rows, min=1)
     columns = rows if columns is None else integer("columns", columns, min=1)
-    width = 2 * columns - 1
+    return score(partial(_swin, rows, columns))
 
-    def rule(s, h, q, k, bias):
-        down, right = q // columns - k // columns + rows - 1, q % columns - k % columns
-        return s + bias[down * width + right + columns - 1, h]
 
-    return score(rule)
+def _swin(rows, columns, s, h, q, k, bias):
+    down, right = q // columns - k // columns + rows - 1, q % columns - k % columns
+    return s + bias[down * (2 * columns - 1) + right + columns - 1, h]

@@ -94,7 +94,7 @@ def test_nan_in_a_table_shows_where_it_is_read(backend):
 def test_nan_passes_minima_and_maxima(backend):
     q, k, v = small(grad=False, dtype=torch.float32)
     k[0, 0, 7, 3] = math.nan
-    rule = sparseflash.score(lambda s: s.clip(-1.0, 1.0))
+    rule = sparseflash.score(lambda s: s.clip(min=-1.0).clip(max=1.0))
     out = sparseflash.attention(q, k, v, score=rule, backend=backend)
     assert out[0, 0].isnan().all() and out[0, 1].isfinite().all()
 
@@ -253,6 +253,12 @@ def test_copies_and_pickles_are_the_same_rule():
     for made in (copy.deepcopy(relative), pickle.loads(pickle.dumps(sparseflash.score(identity)))):
         tables = {"bias": bias} if made.names else {}
         assert made(**tables).key() == (relative(bias=bias) if tables else made()).key()
+    ready = {score_rules.softcap(5.0): 0, score_rules.alibi: 1, score_rules.pair: 4}
+    ready |= {score_rules.relative(3): 2, score_rules.t5(): 2, score_rules.swin(3, 4): 2}
+    for rule, ndim in ready.items():
+        tables = dict.fromkeys(rule.names, torch.ones((2,) * ndim))
+        made = pickle.loads(pickle.dumps(rule))
+        assert made(**tables).key() == rule(**tables).key()
 
 
 def test_export_and_transforms():
