@@ -96,10 +96,10 @@ def _prepared(make: Callable[..., Any], given: tuple[Any, ...], *tensors: Tensor
     key = make, *given, *layouts, x.dtype, x.device, _precision(x)
     found = cache.get(key)
     if found is None:
-        found = make(*given, *tensors)
+        with on(x.device):
+            found = make(*given, *tensors)
         cache.put(key, found, found[1])
-    with on(x.device):
-        return found[0](*tensors)
+    return found[0](*tensors)
 
 
 def _product_of(mask, transposed, act, gate, keep, x, weight, bias, pre) -> Any:

@@ -63,9 +63,9 @@ def mlp(x: Tensor, up: Layer, down: Layer, act: str, gate: bool) -> Tensor:
     (w1, mask1, b1), (w2, mask2, b2) = up, down
     tensors = x, w1, b1, w2, b2 = autocast(x, w1, b1, w2, b2)
     if not torch.compiler.is_compiling():
-        _check(x, w1, mask1, b1)
+        _check(w1, mask1, b1, x=x)
         if w2 is not None:
-            _check(x.new_empty(0, mask2.n_k), w2, mask2, b2)
+            _check(w2, mask2, b2)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     flat, *rest = x.reshape(-1, mask1.n_k), mask1.key, mask2.key, act, gate, keep
     out: Any = _Linear.apply(flat, w1, b1, w2, b2, *rest)
@@ -92,9 +92,9 @@ def check_mask(mask: Any) -> None:
         )
 
 
-def _check(x: Any, weight: Any, mask: BlockMask, bias: Any) -> None:
+def _check(weight: Any, mask: BlockMask, bias: Any, **x: Any) -> None:
     shapes = {"weight": (mask.nnz, *mask.block_size), "bias": (mask.n_q,)}
-    for name, t in {"x": x, "weight": weight, "bias": bias}.items():
+    for name, t in {**x, "weight": weight, "bias": bias}.items():
         if name == "bias" and t is None:
             continue
         if not isinstance(t, Tensor):
