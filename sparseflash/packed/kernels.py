@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
 from sparseflash.packed.block_kernels import classify_blocks, fill_tiles, number_blocks
 
@@ -206,11 +205,10 @@ def _spans(
     """Return `count` spans of each of n tokens, made by `kernel`."""
     total, device = len(given[0]) * n, given[0].device
     made = torch.empty(count, 2, len(given[0]), n, dtype=torch.int32, device=device)
-    with on(device):
-        launch(
-            kernel, (-(-total // _TOKENS),), *given, made, total, n, *numbers,
-            **options, SIZE=_TOKENS,
-        )  # fmt: skip
+    launch(
+        kernel, (-(-total // _TOKENS),), *given, made, total, n, *numbers,
+        **options, SIZE=_TOKENS,
+    )  # fmt: skip
     return made
 
 
@@ -233,21 +231,20 @@ def span_blocks(
     sizes = {
         "COLUMNS": columns, "SPANS": count, "BLOCK_OWN": block_own, "BLOCK_OTHER": block_other,
     }  # fmt: skip
-    with on(device):
-        launch(
-            classify_blocks, (all_lines,),
-            spans, codes, found, n_own, n_other, lines, entries, batch * n_own,
-            **sizes, SIZE=_ENTRIES,
-        )  # fmt: skip
-        launch(
-            number_blocks, (all_lines,),
-            found, codes, cell, total, fits.view(torch.uint8), lines, entries, all_lines, room,
-            COLUMNS=columns, SIZE=_ENTRIES, LINES=_LINES,
-        )  # fmt: skip
-        launch(
-            fill_tiles, (room,),
-            spans, cell, total, bits, n_own, n_other, lines, entries, batch * n_own,
-            all_lines * entries - 1, **sizes, WORDS=words,
-            TOKENS=block_q & -block_q if not columns else min(block_q & -block_q, 32),
-        )  # fmt: skip
+    launch(
+        classify_blocks, (all_lines,),
+        spans, codes, found, n_own, n_other, lines, entries, batch * n_own,
+        **sizes, SIZE=_ENTRIES,
+    )  # fmt: skip
+    launch(
+        number_blocks, (all_lines,),
+        found, codes, cell, total, fits.view(torch.uint8), lines, entries, all_lines, room,
+        COLUMNS=columns, SIZE=_ENTRIES, LINES=_LINES,
+    )  # fmt: skip
+    launch(
+        fill_tiles, (room,),
+        spans, cell, total, bits, n_own, n_other, lines, entries, batch * n_own,
+        all_lines * entries - 1, **sizes, WORDS=words,
+        TOKENS=block_q & -block_q if not columns else min(block_q & -block_q, 32),
+    )  # fmt: skip
     return codes, bits, fits

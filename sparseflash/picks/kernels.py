@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparseflash.backends.protocol import empty_out
-from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
 from sparseflash.kernels.common.shapes import padded_dim, padded_dim_v, scale_log2
 from sparseflash.kernels.portable.configs import power_of_two_divisor
@@ -199,10 +198,9 @@ def picked_forward(
     out = empty_out(q, v)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     inverted = None
-    with on(q.device):
-        if shape.gathers:
-            inverted = inverse(blocks, block, k.shape[2], causal=causal)
-        _rows(picks_forward, (q, k, v), out, lse, blocks, inverted, shape, scale, constants)
+    if shape.gathers:
+        inverted = inverse(blocks, block, k.shape[2], causal=causal)
+    _rows(picks_forward, (q, k, v), out, lse, blocks, inverted, shape, scale, constants)
     return out, lse, *(inverted or (blocks.new_empty(0), blocks.new_empty(0)))
 
 
@@ -224,27 +222,26 @@ def picked_backward(
     inverted = Inverse(places, ptr) if len(ptr) else inverse(blocks, block, n_k, causal=causal)
     given = q, k, v, dout, lse, delta
     numbers = scale_log2(scale), n_q, n_k, heads
-    with on(q.device):
-        gathered = inverted if shape.gathers else None
-        _rows(picks_backward_q, given, dq, None, blocks, gathered, shape, scale, constants)
-        length = max(_SHORTEST, -(-_PART * n_q * n_picks // count))
-        first_part, owner = inverted.parts(length)
-        part_k, part_v = (
-            torch.empty(len(owner), block, t.shape[3], dtype=torch.float32, device=q.device)
-            for t in (k, v)
-        )
-        launch(
-            picks_backward_kv, (len(owner), block // shape.block_n),
-            *given, part_k, part_v, inverted.places // n_picks, inverted.ptr, first_part, owner,
-            *_strides(q, k, v, dout), *numbers, count, batch * heads * count, length,
-            TOKENS=max(1, shape.together // shape.rows), ROWS=shape.rows, **constants,
-        )  # fmt: skip
-        for name in ("GROUP", "CAUSAL", "PRECISION"):
-            del constants[name]
-        tile = constants.pop("BLOCK_N")
-        launch(
-            picks_add_parts, (-(-n_k // tile), batch * k.shape[1]),
-            part_k, part_v, first_part, dk, dv, *_strides(dk, dv),
-            scale_log2(scale), n_k, heads, count, ROWS=tile, **constants,
-        )  # fmt: skip
+    gathered = inverted if shape.gathers else None
+    _rows(picks_backward_q, given, dq, None, blocks, gathered, shape, scale, constants)
+    length = max(_SHORTEST, -(-_PART * n_q * n_picks // count))
+    first_part, owner = inverted.parts(length)
+    part_k, part_v = (
+        torch.empty(len(owner), block, t.shape[3], dtype=torch.float32, device=q.device)
+        for t in (k, v)
+    )
+    launch(
+        picks_backward_kv, (len(owner), block // shape.block_n),
+        *given, part_k, part_v, inverted.places // n_picks, inverted.ptr, first_part, owner,
+        *_strides(q, k, v, dout), *numbers, count, batch * heads * count, length,
+        TOKENS=max(1, shape.together // shape.rows), ROWS=shape.rows, **constants,
+    )  # fmt: skip
+    for name in ("GROUP", "CAUSAL", "PRECISION"):
+        del constants[name]
+    tile = constants.pop("BLOCK_N")
+    launch(
+        picks_add_parts, (-(-n_k // tile), batch * k.shape[1]),
+        part_k, part_v, first_part, dk, dv, *_strides(dk, dv),
+        scale_log2(scale), n_k, heads, count, ROWS=tile, **constants,
+    )  # fmt: skip
     return dq, dk, dv

@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
 from sparseflash.select.base import Candidates, Rule
 from sparseflash.select.pool_kernels import pool_blocks
@@ -86,15 +85,14 @@ def choose_blocks(
     codes, forced, low = candidates.codes, candidates.forced, candidates.low
     out = torch.empty_like(scores, dtype=codes.dtype)
     width = triton.next_power_of_2(cols)
-    with on(scores.device):
-        launch(
-            _choose, (batch * heads * rows,),
-            scores, codes, forced, low, candidates.high, out, *shared_strides(codes),
-            *((0, 0) if forced is None else shared_strides(forced)), *shared_strides(low),
-            heads, rows, cols, float(rule.value),
-            WIDTH=width, KIND="count" if rule.fixed else rule.kind, SOFTMAX=not probabilities,
-            FORCED=forced is not None, num_warps=max(1, min(8, width // 256)),
-        )  # fmt: skip
+    launch(
+        _choose, (batch * heads * rows,),
+        scores, codes, forced, low, candidates.high, out, *shared_strides(codes),
+        *((0, 0) if forced is None else shared_strides(forced)), *shared_strides(low),
+        heads, rows, cols, float(rule.value),
+        WIDTH=width, KIND="count" if rule.fixed else rule.kind, SOFTMAX=not probabilities,
+        FORCED=forced is not None, num_warps=max(1, min(8, width // 256)),
+    )  # fmt: skip
     return out
 
 
@@ -177,24 +175,23 @@ def pick_chunks(
     words = torch.zeros(batch, heads, padded // 16, chunks, dtype=torch.int16, device=q.device)
     offset = k.shape[2] - n  # the last query stands at the last key
     sizes = (n, offset, padded // 16, chunks)
-    with on(q.device):
-        begin = 0
-        while begin < chunks:  # the first queries see few chunks: narrow tiles do for them
-            width = min(NARROW, triton.next_power_of_2(chunks)) if begin == 0 else 2 * begin
-            rows, step, warps = tile(max(width, 16), dim, members)
-            # queries that two widths have both in a tile are written by the wider one at last
-            tile0 = max(begin * chunk - offset, 0) // rows
-            end = padded if width >= chunks else min(width * chunk - offset, padded)
-            tiles, begin = -(-end // rows) - tile0, width
-            if tiles <= 0:
-                continue
-            launch(
-                _pick, (tiles * batch * heads,),
-                q, mean, words, *q.stride()[:3], *sizes, tile0, tiles, heads,
-                count, first, own, dim**-0.5, MEMBERS=members, SHARING=sharing, CHUNK=chunk,
-                HEAD_DIM=dim, STEP=step, PLANES=3 if exact else 1, ROWS=rows, WIDTH=max(width, 16),
-                NSA=nsa, num_warps=warps, num_stages=2,
-            )  # fmt: skip
+    begin = 0
+    while begin < chunks:  # the first queries see few chunks: narrow tiles do for them
+        width = min(NARROW, triton.next_power_of_2(chunks)) if begin == 0 else 2 * begin
+        rows, step, warps = tile(max(width, 16), dim, members)
+        # queries that two widths have both in a tile are written by the wider one at last
+        tile0 = max(begin * chunk - offset, 0) // rows
+        end = padded if width >= chunks else min(width * chunk - offset, padded)
+        tiles, begin = -(-end // rows) - tile0, width
+        if tiles <= 0:
+            continue
+        launch(
+            _pick, (tiles * batch * heads,),
+            q, mean, words, *q.stride()[:3], *sizes, tile0, tiles, heads,
+            count, first, own, dim**-0.5, MEMBERS=members, SHARING=sharing, CHUNK=chunk,
+            HEAD_DIM=dim, STEP=step, PLANES=3 if exact else 1, ROWS=rows, WIDTH=max(width, 16),
+            NSA=nsa, num_warps=warps, num_stages=2,
+        )  # fmt: skip
     return words
 
 
@@ -301,13 +298,12 @@ def union_of_picks(
     batch, own_heads, groups, chunks = words.shape
     rows, cols = codes.shape[2:]
     out = torch.empty(batch, heads, rows, cols, dtype=torch.int32, device=words.device)
-    with on(words.device):
-        launch(
-            _union, (batch * heads * rows,),
-            words, codes, out, *shared_strides(codes), heads, own_heads, rows, cols, groups,
-            chunks, per_chunk, PER_ROW=per_row, WIDTH=min(1024, triton.next_power_of_2(cols)),
-            num_warps=1 if cols <= 256 else 4,
-        )  # fmt: skip
+    launch(
+        _union, (batch * heads * rows,),
+        words, codes, out, *shared_strides(codes), heads, own_heads, rows, cols, groups,
+        chunks, per_chunk, PER_ROW=per_row, WIDTH=min(1024, triton.next_power_of_2(cols)),
+        num_warps=1 if cols <= 256 else 4,
+    )  # fmt: skip
     return out
 
 

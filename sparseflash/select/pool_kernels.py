@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.launch import launch
 
 _PLACES = ("mean", "max", "min", "positive", "negative", "high", "middle", "low")
@@ -37,13 +36,12 @@ def pool_blocks(*inputs: tuple[Tensor, int, Sequence[str]]) -> tuple[Tensor, ...
     dim = inputs[0][0].shape[-1]
     # tokens at a time, and times unrolled: three reductions take registers
     step, unroll = (4, 16) if max(len(kinds) for _, _, kinds in inputs) > 2 else (8, 8)
-    with on(inputs[0][0].device):
-        launch(
-            _pool, (sum(programs),),
-            *arguments, programs[0], *codes, HEAD_DIM=dim, BLOCK_D=triton.next_power_of_2(dim),
-            BOTH=len(inputs) == 2, MOST=step,
-            UNROLL=unroll, num_warps=2,
-        )  # fmt: skip
+    launch(
+        _pool, (sum(programs),),
+        *arguments, programs[0], *codes, HEAD_DIM=dim, BLOCK_D=triton.next_power_of_2(dim),
+        BOTH=len(inputs) == 2, MOST=step,
+        UNROLL=unroll, num_warps=2,
+    )  # fmt: skip
     return tuple(out)
 
 
