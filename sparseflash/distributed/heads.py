@@ -65,7 +65,6 @@ def by_heads(
 ) -> Any:  # fmt: skip
     """Return the attention of own tokens: heads go out, all tokens of some heads are computed."""
     share, rank, order = cp.share, cp.rank, cp.order(q.device)
-    cp.agree(q, v, options["scale"], options["deterministic"], options["dropout_p"])
     own = torch.from_numpy(share.heads[rank]).to(q.device)
     q, k, v = (
         _Exchanged.apply(x, _to_heads, _to_tokens, cp, of)

@@ -27,6 +27,7 @@ from sparseflash.score.function import bound, check_fit
 from sparseflash.select.base import Selector
 
 RECENT = 256  # plans of other masks that are kept: of the layers, and of lengths
+OPTIONS = "scale", "dropout_p", "deterministic", "backend"  # that ranks have to share
 KEPT = ("_others", "_tokens_of", "_devices")  # caches of a plan
 _numbers = itertools.count()
 
@@ -276,6 +277,8 @@ class ContextParallel:
         if score is not None:
             score = bound(score)
             check_fit(score, q.device, (len(q), self.whole_heads, self.n, self.n))
+        if self.share is not None or not torch.compiler.is_compiling():  # else the operator does
+            self.agree(q, v, sink, "" if score is None else score.key(), options)
         if options["dropout_p"]:
             seed = self.shared_seed(seed, q.device)
         if self.share is not None:
@@ -361,13 +364,16 @@ class ContextParallel:
         self.bytes_sent += pending.nbytes
         return pending
 
-    def agree(self, q: Tensor, v: Tensor, *options: Any) -> None:
+    def agree(
+        self, q: Tensor, v: Tensor, sink: Tensor | None, score: str, options: dict[str, Any]
+    ) -> None:
         """Compare the first call among the ranks: shapes, dtype and options.
 
         Raises ValueError on every rank where they differ, which would hang or give wrong numbers.
         """
         if not self._agreed:
-            what = [q.shape[0], q.shape[3], v.shape[3], str(q.dtype), *map(str, options)]
+            what = [q.shape[0], q.shape[3], v.shape[3], str(q.dtype), sink is not None, score]
+            what += [str(options[name]) for name in OPTIONS]
             _compare(self, json.dumps([*what, self.key.partition(":")[0]]), q.device)
             self._agreed = True
 

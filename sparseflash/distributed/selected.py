@@ -102,7 +102,6 @@ def by_choice(
     options: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Choose blocks for the own queries, receive them, and run `attend` over these."""
-    cp.agree(q, v, options["scale"], options["deterministic"], options["dropout_p"])
     with torch.no_grad():
         summary = _summaries(cp, k)
         found = cp.source.select_rows(q, summary, cp.rows) if cp.tokens else None

@@ -1,6 +1,7 @@
 """Context parallelism on gloo processes: outputs, gradients and bytes against one process."""
 
 import contextlib
+import itertools
 import pickle
 from typing import Any, cast
 
@@ -322,8 +323,20 @@ def refused(rank: int, world: int) -> None:
     pair = context_parallel(None, by_sequence(256), 256, heads=4, kv_heads=2)
     with refuses("batch 1", "2"):
         sparseflash.attention(q, k, v, pair)
-    with refuses("ranks [1]"):  # the first call: another scale
-        sparseflash.attention(q, k, v, cp, scale=1.0 + rank)
+    cap, other = sparseflash.score_rules.softcap(3.0), sparseflash.score_rules.softcap(4.0)
+    apart: list[dict[str, Any]] = [
+        {"scale": 1.0 + rank},
+        {"dropout_p": 0.5 * rank},  # before any rank tells the others its seed
+        {"score": other if rank else cap},
+        {"sink": torch.zeros(4) if rank else None},
+    ]
+    for given in (mask, select.top_k(1, block_size=SIZE)):
+        for route, options in itertools.product(("blocks", "heads"), apart):  # at the first call
+            cp = context_parallel(
+                None, given, 256, heads=4, kv_heads=2, block_size=SIZE, route=route, owner="zigzag"
+            )
+            with refuses("ranks [1]"):
+                sparseflash.attention(q, k, v, cp, **options)
 
 
 def optional(rank: int, world: int) -> None:
