@@ -37,7 +37,7 @@ class Linear(Attention):
 
 
 def linear_attention(
-    fq: Tensor, fk: Tensor, v: Tensor, lengths: Tensor | None, eps: float = 0.0
+    fq: Tensor, fk: Tensor, v: Tensor, lengths: Tensor | None, eps: float = 1e-30
 ) -> Tensor:
     """fq (fk^T v) / (fq fk^T 1 + eps) from features (B, H, N, M).
 

@@ -184,6 +184,15 @@ def test_any_length():
             torch.testing.assert_close(out, v, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "options"), FORMS)
+def test_padding_alone_is_finite_and_has_no_gradient(name, options):
+    q, k, v = (t.requires_grad_() for t in inputs(name))
+    out = make(name, **options)(q, k, v, torch.tensor([N, 0], dtype=torch.int32))
+    assert out.isfinite().all()
+    for gradient in torch.autograd.grad(out[0].sum(), [q, v]):
+        assert gradient.isfinite().all() and not gradient[1].any()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_autocast_is_finite_and_close(name):
     attention = make(name, dtype=torch.float32)
