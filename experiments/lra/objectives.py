@@ -1,7 +1,10 @@
 """The objectives of classifiers: the class of an example, or the tokens of self-pretraining."""
 
+from typing import Any
+
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -11,11 +14,11 @@ from experiments.training.evaluate import Batch, Objective, Sums
 from sparseflash.dynamic.lengths import real_tokens
 
 
-def objective_of(settings: Settings) -> Objective:
-    """Return the objective that a run minimises."""
+def objective_of(settings: Settings, context: Any = None) -> Objective:
+    """Return the objective that a run minimises; context: the processes that share a sequence."""
     if settings.pretrain is None:
         return classify
-    return Predict(settings.mask_share)
+    return Predict(settings.mask_share, context)
 
 
 def classify(model: nn.Module, batch: Batch, weights: Tensor | None) -> Sums:
@@ -57,10 +60,11 @@ class Predict:
 
     share: of the tokens of each sequence, drawn at random, which are hidden from the model and
         predicted.
+    context: the processes that share each sequence, which hide the same tokens of it.
     """
 
-    def __init__(self, share: float):
-        self.share = share
+    def __init__(self, share: float, context: Any = None):
+        self.share, self.context = share, context
 
     def __call__(self, model: nn.Module, batch: Batch, weights: Tensor | None) -> Sums:
         tokens, lengths, _ = batch
@@ -79,6 +83,8 @@ class Predict:
         """int64 (B, M): the places that are predicted; bool (B, M): those that count, or None."""
         (size, n), device = tokens.shape, tokens.device
         order, count = torch.rand(size, n, device=device), max(1, round(self.share * n))
+        if self.context is not None:
+            dist.broadcast(order, group_src=0, group=self.context)
         if lengths is None:
             return order.topk(count, sorted=False).indices, None
         places = order.masked_fill(~real_tokens(lengths, n), -1.0).topk(count).indices

@@ -57,7 +57,7 @@ class Classification(loop.Work):
         self.unit = f"examples of {task.length} tokens"
         self.tokens = settings.batch * task.length * (1 + task.pair)
         self.save_every = settings.checkpoint_every or settings.eval_every
-        self.objective = objective_of(settings)
+        self.objective = objective_of(settings, group.context)
 
     def make_model(self, old: dict[str, Any] | None) -> tuple[Any, str]:
         settings, started = self.settings, "fresh weights"

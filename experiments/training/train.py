@@ -129,8 +129,8 @@ class Session:
         old = self._read_checkpoint()
         seed_everything(settings.seed, 0)  # the same weights in every process
         model, started = work.make_model(old)
-        if group.replica:
-            seed_everything(settings.seed, group.replica)
+        if group.rank:  # which drops hidden states of its own tokens
+            seed_everything(settings.seed, group.rank)
         self.about = work.about()
         model = model.to(group.device).train()
         self.trainer = Trainer(model, work.train_split(), work.objective, settings, group)
@@ -166,7 +166,7 @@ class Session:
         with reading(self.folder / state.CHECKPOINT, state.RESUME, "does not fit this model"):
             self.trainer.load(old | {"random": streams[min(rank, len(streams) - 1)]})
         if rank >= len(streams):  # fewer processes wrote the checkpoint
-            seed_everything(self.settings.seed, self.group.replica, old["step"])
+            seed_everything(self.settings.seed, rank, old["step"])
         self.logged, self.best, self.validated = old["logged"], old["best"], old["validated"]
         self.clock.before, self.clock.training = old["seconds"], old["training"]
 
