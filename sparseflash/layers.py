@@ -197,6 +197,7 @@ class BlockSparseAttention(nn.Module):
         """Attention between heads: (B, heads, N, head_dim) from q of this shape, k and v."""
         mask = self.mask
         if isinstance(lengths, Schedule):
+            _check_joined(mask)
             mask, lengths = lengths, None
         elif isinstance(mask, Selector):
             mask = mask(q, k)
@@ -263,8 +264,7 @@ def plan_lengths(
     """`BlockSparseAttention.plan`; heads: of queries, and of keys and values."""
     n = integer("n", n, min=1)
     if isinstance(lengths, Selection):
-        if isinstance(mask, Selector):
-            raise ValueError(f"the mask is {mask!r}; with a packed mask pass a Mask or None")
+        _check_joined(mask)
         if isinstance(mask, Mask) and mask.per_head and lengths.heads == 1:
             codes = lengths.codes.expand(-1, heads[0], -1, -1)
             most = lengths.max_blocks * heads[0]
@@ -286,6 +286,16 @@ def plan_lengths(
     made = plan(blocks, q, k, v, **options)
     assert isinstance(made, Schedule)
     return made
+
+
+def _check_joined(mask: Any) -> None:
+    """Raise ValueError for a mask of a layer that a packed mask or a plan cannot hold."""
+    if isinstance(mask, Selector | ContextParallel):
+        shown = repr(mask) if isinstance(mask, Selector) else "a plan of context_parallel"
+        raise ValueError(
+            f"the mask is {shown}, and lengths a packed mask or a plan: pass ints, or a layer whose"
+            " mask is a Mask or None"
+        )
 
 
 def _unwrapped_max(x: Tensor) -> Tensor:
@@ -354,6 +364,11 @@ class Rotary(nn.Module):
             )
         wide = torch.promote_types(x.dtype, torch.float32)
         if positions is not None:
+            if positions.shape != x.shape[1:2]:
+                raise ValueError(
+                    f"positions has shape {tuple(positions.shape)}, x {x.shape[1]} tokens: give one"
+                    " number for each"
+                )
             cos, sin = _turns(positions.to(wide), turned, self.base)
         else:
             made = torch.ops.sparseflash.rotary if torch.compiler.is_compiling() else rotary_table

@@ -304,6 +304,9 @@ def refused(rank: int, world: int) -> None:
         masks.causal().partition(256, 17, 16)
     cp = context_parallel(None, mask, 256, heads=4, kv_heads=2, block_size=SIZE)
     q, k, v = (torch.randn(1, h, 128, 16) for h in (4, 2, 2))
+    layer = sparseflash.BlockSparseAttention(64, 4, kv_heads=2, mask=cp)
+    with refuses("the mask is a plan", "pass ints"):
+        layer(torch.zeros(1, 128, 64), lengths=sparseflash.plan(mask, q, k, v))
     with refuses("max_scores", "heads"):
         sparseflash.attention(q, k, v, cp, return_max_scores=True)
     with refuses("dimension 2", "128", "255"):
