@@ -36,7 +36,17 @@ def is_bias(given: Tensor) -> bool:
     return given.requires_grad or not ((given == 0) | (given <= FORBIDS)).all()
 
 
-def mask_of_tensor(given: Tensor, queries: int) -> Mask | None:
+def check_extents(name: str, given: Tensor, *wanted: int) -> None:
+    """Raise ValueError unless a tensor has these extents, or 1 in place of some."""
+    pairs = zip(given.shape, wanted, strict=False)
+    if given.ndim != 4 or any(extent not in (1, most) for extent, most in pairs):
+        raise ValueError(
+            f"{name} has shape {tuple(given.shape)}; pass (batch, heads, {wanted[-2]},"
+            f" {wanted[-1]}), where each may be 1"
+        )
+
+
+def mask_of_tensor(given: Tensor, queries: int, keys: int) -> Mask | None:
     """Return the mask of (B, N_k), or of (B, H, N_q, N_k) with extents of 1; None where all is
     allowed.
 
@@ -44,8 +54,10 @@ def mask_of_tensor(given: Tensor, queries: int) -> Mask | None:
         given: booleans, True where allowed, or scores to add: 0, or so low as to forbid.
 
     Raises:
-        ValueError: scores that do more than allow and forbid.
+        ValueError: scores that do more than allow and forbid, or another shape.
     """
+    given = given[:, None, None] if given.ndim == 2 else given
+    check_extents("attention_mask", given, *given.shape[:2], queries, keys)
     if is_bias(given):
         raise ValueError(
             f"attention_mask is a bias of {given.dtype}, {tuple(given.shape)}, with values other"
@@ -55,10 +67,9 @@ def mask_of_tensor(given: Tensor, queries: int) -> Mask | None:
     pairs = allowed.cpu().numpy()
     if pairs.all():
         return None
-    if pairs.ndim == 2 or pairs.shape[1:3] == (1, 1):
-        return to_real(pairs.reshape(len(pairs), -1), queries)
-    shape = (*pairs.shape[:2], queries, pairs.shape[3])
-    return mask_from(np.broadcast_to(pairs, shape))
+    if pairs.shape[1:3] == (1, 1):
+        return to_real(np.broadcast_to(pairs[:, 0, 0], (len(pairs), keys)), queries)
+    return mask_from(np.broadcast_to(pairs, (*pairs.shape[:2], queries, keys)))
 
 
 def to_real(real: np.ndarray, queries: int) -> Mask:

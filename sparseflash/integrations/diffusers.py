@@ -3,6 +3,7 @@
 See docs/guide/images_and_videos.md.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +61,11 @@ def use(
             f"{type(model).__name__} has no layer that goes through diffusers' attention backends:"
             " take a model that does, or put sparseflash.BlockSparseAttention into its layers"
         )
-    number = 0
+    number, seen = 0, set[int]()
     for layer in layers:
+        if id(processor := _processor(layer)) in seen:  # of several layers
+            layer.set_processor(copy(processor))
+        seen.add(id(processor))
         chosen = None
         if given is not None and not getattr(layer, "is_cross_attention", False):
             chosen = given.layer(number) if isinstance(given, Mask) else given
@@ -101,7 +105,11 @@ class Attend:
         if _parallel_config is not None:
             raise ValueError("the model is context parallel: use it without a parallel_config")
         n_q, n_k = query.shape[1], key.shape[1]
-        own = None if attn_mask is None else mask_of_tensor(attn_mask, n_q)
+        own = None
+        if attn_mask is not None:
+            if attn_mask.shape != (len(query), n_k):  # else of the keys of each sequence
+                attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]
+            own = mask_of_tensor(attn_mask, n_q, n_k)
         own = join(own, masks.causal() if is_causal else None)
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         options = {"scale": scale, "dropout_p": dropout_p}

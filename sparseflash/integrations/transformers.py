@@ -19,7 +19,7 @@ from masks.registry import by_text
 from sparseflash.attention import attention
 from sparseflash.distributed.plan import ContextParallel
 from sparseflash.dynamic.selection import Selection, selection_of_pairs
-from sparseflash.integrations import integration, is_bias, join, mask_of_tensor
+from sparseflash.integrations import check_extents, integration, is_bias, join, mask_of_tensor
 from sparseflash.request import remedy
 
 with integration("transformers", "5.23"):
@@ -27,7 +27,7 @@ with integration("transformers", "5.23"):
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
-    from sparseflash.integrations.transformers_masks import ModelMask, make_mask
+    from sparseflash.integrations.transformers_masks import ModelMask, make_mask, two_lengths
     from sparseflash.integrations.transformers_scores import (
         CONTEXT,
         NAME,
@@ -115,6 +115,8 @@ def use(
     for number, layer in enumerate(layers):
         vars(layer).update(state, **{LAYER: number})
         replace_methods(layer, attend, model.config)
+        if mask is not None:  # some models give their parts copies of the config
+            setattr(layer.config, ATTRIBUTE, mask.key)
     return model
 
 
@@ -213,6 +215,9 @@ def attend(
     n_q, n_k = query.shape[2], key.shape[2]
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "sink": s_aux}
     added = _bias_of(attention_mask)
+    for name, given in {"attention_mask": added, "position_bias": position_bias}.items():
+        if isinstance(given, Tensor):
+            check_extents(name, given, *query.shape[:3], n_k)
     options["score"] = score_of(softcap, query.device, position_bias, added)
     chosen = mask_of(getattr(module, "config", None))
     if chosen is not None and chosen.per_layer:
@@ -243,10 +248,12 @@ def attend(
         mask = asked.mask(chosen, documents)
     else:
         if attention_mask is not None:
-            own = mask_of_tensor(attention_mask, n_q) if added is None else None
+            own = mask_of_tensor(attention_mask, n_q, n_k) if added is None else None
         else:
             is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             own = masks.causal() if is_causal and n_q > 1 else None
+        if chosen is not None and n_q != n_k:  # which of the tokens the queries are, is not said
+            raise ValueError(f"{two_lengths(n_q, n_k, chosen)}, or attention_mask (batch, tokens)")
         mask = join(own, chosen)
         if documents is not None:
             mask = (masks.dense() if mask is None else mask) >> masks.packed(documents)

@@ -73,10 +73,7 @@ class Asked:
     def _make(self, chosen: Mask | None, documents: Rows | None) -> Mask:
         n_q, n_k = self.q_offset + self.n_q, self.kv_offset + self.used
         if chosen is not None and n_q != n_k:
-            raise ValueError(
-                f"there are {n_q} queries and {n_k} keys, and the mask {chosen} is for as many of"
-                " both: take use(model) without a mask"
-            )
+            raise ValueError(two_lengths(n_q, n_k, chosen))
         if documents is not None and self.real is not None:
             raise ValueError("cu_seq_lens_q is given beside padding: pass one of them")
         mask, packing = join(self.own, chosen), documents or self.documents
@@ -107,6 +104,14 @@ class Asked:
             used = max(min(self.used, end) - start, 1)
             at = {"kv_offset": self.kv_offset + start, "n_k": end - start, "used": used}
         return replace(self, **at, pairs=pairs, made={})
+
+
+def two_lengths(n_q: int, n_k: int, chosen: Mask) -> str:
+    """Return the error of a mask of the user between sequences of two lengths."""
+    return (
+        f"there are {n_q} queries and {n_k} keys, and the mask {chosen} is for as many of both:"
+        " take use(model) without a mask"
+    )
 
 
 class ModelMask(Tensor):

@@ -92,7 +92,7 @@ def _forward(
     else:
         own = None
         if attn_mask is not None:  # the last extents are N, N, as in torch
-            own = mask_of_tensor(attn_mask[(None,) * (4 - attn_mask.ndim)], n)
+            own = mask_of_tensor(attn_mask[(None,) * (4 - attn_mask.ndim)], n, n)
         allowed = join(mask, own, masks.causal() if is_causal else None)
     dropout = layer.attn_drop.p if layer.training and hasattr(layer, "attn_drop") else 0.0
     scale = getattr(layer, "scale", None)

@@ -198,6 +198,13 @@ def test_layers_that_say_so_are_cross_attention_at_any_length():
     torch.testing.assert_close(found, model(video, torch.tensor([3]), text).sample)
 
 
+def test_layers_that_share_a_processor_have_masks_of_their_own(natively):
+    model, call = made(wan)
+    model.set_attn_processor(type(model.blocks[0].attn1.processor)())
+    found = results(use(model, f"layers({NEAR}, {TILES})"), call)
+    assert_same(found, results(natively(model, NEAR, TILES), call))
+
+
 def test_models_keep_masks_of_their_own_apart():
     (first, call), (second, _) = made(wan), made(wan)
     expected = results(use(first, NEAR), call)[0]

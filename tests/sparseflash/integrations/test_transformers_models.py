@@ -6,6 +6,7 @@ import torch
 import masks
 from sparseflash import attention
 from tests.sparseflash.integrations.test_transformers import (
+    T5,
     WORDS,
     N,
     assert_same,
@@ -204,10 +205,41 @@ def test_a_part_of_a_model():
     torch.testing.assert_close(found, model.get_encoder()(words())[0])
 
 
-def call(**given):
+@pytest.mark.parametrize("name", ["T5", "UMT5"])
+def test_a_mask_reaches_layers_whose_config_is_a_copy(name, tmp_path):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**T5)
+    model = getattr(transformers, f"{name}EncoderModel")(config).eval()
+    found = sparse.use(model, "local(2)")(words())[0]
+    pairs = torch.from_numpy(masks.parse("local(2)").build(N).to_dense()).expand(2, -1, -1, -1)
+    torch.testing.assert_close(found, sparse.use(model)(words(), attention_mask=pairs)[0])
+    sparse.use(model, "local(2)").save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation="sparse")
+    torch.testing.assert_close(loaded(words())[0], found)
+
+
+def test_a_mask_beside_queries_of_a_4d_mask_that_are_no_whole_sequence():
+    model = sparse.use(make("llama"), "local(3)")
+    first = model(words()[:, :40], use_cache=True).past_key_values
+    pairs = torch.ones(2, 1, N - 40, N, dtype=torch.bool)
+    with pytest.raises(ValueError, match=rf"8 queries and {N} keys.*local\(3\).*attention_mask"):
+        model(words()[:, 40:], attention_mask=pairs, past_key_values=first)
+
+
+def call(attention_mask=None, **given):
     module = torch.nn.Module()
     q, k, v = torch.randn(3, 1, 2, 8, 16).unbind()
-    return transformers.AttentionInterface()["sparse"](module, q, k, v, None, **given)
+    return transformers.AttentionInterface()["sparse"](module, q, k, v, attention_mask, **given)
+
+
+def test_a_tensor_of_another_shape_is_refused_by_name():
+    for shape in (1, 1, 1, 9), (1, 1, 9, 8), (2, 1, 8, 8), (1, 1, 1, 8, 8):
+        bias = torch.ones(shape)
+        hidden = [bias.bool()] if shape[0] == 1 else []  # else attention compares the batches
+        for name in "attention_mask", "position_bias":
+            for given in [bias, *hidden][: None if name == "attention_mask" else 1]:
+                with pytest.raises(ValueError, match=rf"{name} has shape.*, 8, 8\)"):
+                    call(**{name: given})
 
 
 def test_documents_in_a_module_without_a_mask():
