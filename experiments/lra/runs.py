@@ -182,9 +182,11 @@ def write_archive(runs: Sequence[Run], path: Path) -> None:
 
 
 def _packed(run: Run) -> dict[str, Any]:
-    names = ["step", "seconds", *QUANTITIES, *([] if run.file["result"] else ["memory_mib"])]
+    names, kinds = ["step", "seconds", *QUANTITIES], ["train", "val", "test"]
+    if not run.file["result"]:  # which says the rest
+        names, kinds = [*names, "memory_mib"], [*kinds, "end"]
     curves = {}
-    for kind in ("train", "val", "test"):
+    for kind in kinds:
         lines = _thinned(run.of(kind)) if kind == "train" else run.of(kind)
         curves[kind] = {name: [line.get(name) for line in lines] for name in names}
     place = run.place.rpartition(": ")[2]  # an archive names its file before it

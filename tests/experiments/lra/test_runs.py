@@ -39,7 +39,9 @@ def test_an_archive_gives_the_table_of_its_runs_and_the_same_bytes(tmp_path):
     for seed in (0, 1):
         more = {"density": 0.5, "correct": pack(right), "data": "d" * 12}
         write_run(tmp_path / "runs", "listops", "sparse", seed, more=more)
-    write_run(tmp_path / "runs", "text", "flash", steps=330, result=False, memory=70.0)
+    cut = write_run(tmp_path / "runs", "text", "flash", steps=330, result=False, memory=70.0)
+    with (cut / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"kind": "end", "step": 337, "seconds": 3.5}) + "\n")
     untraced = {"settings": {"pretrain": "masked"}, "commit": "0123456789ab+changes"}
     write_run(tmp_path / "runs", "image", "linear", **untraced)
     runs = read_runs(str(tmp_path / "runs"))
@@ -50,6 +52,7 @@ def test_an_archive_gives_the_table_of_its_runs_and_the_same_bytes(tmp_path):
     for run, old in zip(again, runs, strict=True):
         assert run.place == f"{path}: {old.place}"
         assert (run.traced, run.data) == (old.traced, old.data)
+        assert run.steps == old.steps == (337 if run.task == "text" else 1000)
         for quantity in ("step", "loss", "accuracy"):
             values = [line[quantity] for line in old.of("val")]
             assert [line[quantity] for line in run.of("val")] == pytest.approx(values, rel=1e-5)
