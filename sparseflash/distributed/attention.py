@@ -139,7 +139,7 @@ def _merge_parts(both: list[Tensor], other: Tensor, other_lse: Tensor) -> None:
 def _forward(q, k, v, *arguments):
     call = Call(*arguments)
     cp = PLANS[call.plan]
-    cp.agree(q, v, call.sink, call.score, call._asdict())
+    cp.agree(q, v, call.sink, call.score, call.seed, call._asdict())
     part, units, group = cp.part, cp.units, cp.group
     places, keys, queries, rows = cp.on_device(q.device)
     fetched = guests = q.new_empty(0)

@@ -22,6 +22,7 @@ from sparseflash.distributed.places import RUN, PartPlaces, Places, places_of_pa
 from sparseflash.distributed.route import part_of
 from sparseflash.distributed.selected import OwnRows, block_size_of, by_choice, differs_by_head
 from sparseflash.dynamic.lengths import check_bounds, real_tokens
+from sparseflash.operators.attention import plain
 from sparseflash.request import as_mask_or_selector, term_tensors
 from sparseflash.score.function import bound, check_fit
 from sparseflash.select.base import Selector
@@ -277,8 +278,8 @@ class ContextParallel:
         if score is not None:
             score = bound(score)
             check_fit(score, q.device, (len(q), self.whole_heads, self.n, self.n))
-        if self.share is not None or not torch.compiler.is_compiling():  # else the operator does
-            self.agree(q, v, sink, "" if score is None else score.key(), options)
+        if self.share is not None or plain(q, k, v):  # else the operator does
+            self.agree(q, v, sink, "" if score is None else score.key(), seed, options)
         if options["dropout_p"]:
             seed = self.shared_seed(seed, q.device)
         if self.share is not None:
@@ -365,8 +366,9 @@ class ContextParallel:
         return pending
 
     def agree(
-        self, q: Tensor, v: Tensor, sink: Tensor | None, score: str, options: dict[str, Any]
-    ) -> None:
+        self, q: Tensor, v: Tensor, sink: Tensor | None, score: str, seed: int | Tensor | None,
+        options: dict[str, Any],
+    ) -> None:  # fmt: skip
         """Compare the first call among the ranks: shapes, dtype and options.
 
         Raises ValueError on every rank where they differ, which would hang or give wrong numbers.
@@ -374,6 +376,8 @@ class ContextParallel:
         if not self._agreed:
             what = [q.shape[0], q.shape[3], v.shape[3], str(q.dtype), sink is not None, score]
             what += [str(options[name]) for name in OPTIONS]
+            if options["dropout_p"]:
+                what += [str(seed.tolist() if isinstance(seed, Tensor) else seed)]
             _compare(self, json.dumps([*what, self.key.partition(":")[0]]), q.device)
             self._agreed = True
 

@@ -330,6 +330,8 @@ def refused(rank: int, world: int) -> None:
     apart: list[dict[str, Any]] = [
         {"scale": 1.0 + rank},
         {"dropout_p": 0.5 * rank},  # before any rank tells the others its seed
+        {"dropout_p": 0.5, "seed": rank},
+        {"dropout_p": 0.5, "seed": 3 if rank else None},
         {"score": other if rank else cap},
         {"sink": torch.zeros(4) if rank else None},
     ]
