@@ -138,5 +138,6 @@ def dot(q: Tensor, k: Tensor, scale: float = 1.0) -> Tensor:
     batch, heads, n, dim = q.shape
     grouped = q.reshape(batch * k.shape[1], -1, dim)
     keys = k.flatten(0, 1).mT
-    found = torch.baddbmm(grouped.new_empty(()), grouped, keys, beta=0, alpha=scale)
+    with torch.autocast(q.device.type, enabled=False):  # which would round the means
+        found = torch.baddbmm(grouped.new_empty(()), grouped, keys, beta=0, alpha=scale)
     return found.view(batch, heads, n, k.shape[2])

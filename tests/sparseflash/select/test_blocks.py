@@ -83,6 +83,17 @@ def test_block_mask_as_within_and_array_per_batch():
         assert (dense_of(found, 2, 2) == array).all()
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: select.top_k(3, block_size=16), lambda: select.mass(0.5, block_size=16),
+             lambda: select.moba(16, 3, 16), lambda: select.nsa(3, 16, 16)],
+)  # fmt: skip
+def test_autocast_changes_no_choice(make):
+    q, k, _ = make_qkv(1, 2, 512, 512, 32, dtype=torch.bfloat16)
+    plain = make()(q, k).to_block_mask()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert make()(q, k).to_block_mask() == plain
+
+
 def test_always_alone_may_differ_from_head_to_head():
     q, k, _ = make_qkv(1, 2, 64, 64, 16)
     always = masks.random_blocks(count=2, block=16, per_head=True)
