@@ -99,17 +99,27 @@ def train(settings: Training, work_of: Any, command: str = "") -> dict[str, Any]
     begun, folder = time.monotonic(), settings.folder
     group = join(str(settings.device), settings.context_parallel)
     micro_batches(settings, group)  # refuses a batch that does not divide
+    if (run := _complete(settings)) is None:
+        reset_memory(group.device)
+        work = work_of(settings, group)
+        lock = state.locked(folder) if group.leads else nullcontext()
+        with lock, same_bits(settings.deterministic), explained_memory(settings):
+            group.wait()
+            # another process may have trained in the folder while the data were read
+            if (run := _complete(settings)) is None:
+                return Session(settings, group, work, begun, command).run()
+    say(group, f"{folder} is complete: {work_of.summary(run)}")
+    return run
+
+
+def _complete(settings: Training) -> dict[str, Any] | None:
+    """Return the run in the folder if it is complete. Raises ValueError for other settings."""
+    folder = settings.folder
     run = run_file.read(folder)
-    if run is not None and (run["result"] or (folder / state.CHECKPOINT).exists()):
-        run_file.refuse_other_settings(folder, run["settings"], settings)
-        if run["complete"]:
-            say(group, f"{folder} is complete: {work_of.summary(run)}")
-            return run
-    reset_memory(group.device)
-    work = work_of(settings, group)
-    lock = state.locked(folder) if group.leads else nullcontext()
-    with lock, same_bits(settings.deterministic), explained_memory(settings):
-        return Session(settings, group, work, begun, command).run()
+    if run is None or not (run["result"] or (folder / state.CHECKPOINT).exists()):
+        return None
+    run_file.refuse_other_settings(folder, run["settings"], settings)
+    return run if run["complete"] else None
 
 
 class Session:

@@ -235,6 +235,21 @@ def test_other_settings_in_the_same_folder(place, ran):
     refuse(place, "run.json .*: delete it to recreate it", name="taken")
 
 
+def test_another_process_may_train_while_the_data_are_read(place, ran, monkeypatch):
+    load, others = lra_run.load_task, [{"name": "late", "keep": "false"}]
+
+    def late(**data):
+        if others:
+            train(place, **others.pop())
+        return load(**data)
+
+    monkeypatch.setattr(lra_run, "load_task", late)
+    assert len(ran(name="late", keep="false").result["sessions"]) == 1  # trained once
+    others.append({"name": "other", "lr": 0.5})
+    with pytest.raises(ValueError, match=r"lr 0\.5 -> 0\.01"):
+        train(place, name="other")
+
+
 def test_other_data_in_the_same_folder(place, killed):
     killed(name="data")
     refuse(place, "data_seed 0 -> 1", name="data", data_seed=1)
