@@ -102,6 +102,8 @@ def by_choice(
     options: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Choose blocks for the own queries, receive them, and run `attend` over these."""
+    if not len(q):
+        return attend(q, k, v, None, seed=seed, **options)
     with torch.no_grad():
         summary = _summaries(cp, k)
         found = cp.source.select_rows(q, summary, cp.rows) if cp.tokens else None

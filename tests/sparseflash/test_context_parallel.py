@@ -212,6 +212,8 @@ def selectors(rank: int, world: int) -> None:
     call = Call(n, 4, 4, None, torch.float64)
     cp = context_parallel(None, select.top_k(3, block_size=SIZE), n, heads=4, route="keys")
     q, k, v = (cp.shard(x, 2) for x in call.qkv)
+    nothing, lse = sparseflash.attention(q[:0], k[:0], v[:0], cp, return_lse=True, dropout_p=0.5)
+    assert nothing.shape == (0, 4, cp.tokens, DIM_V) and lse.shape == nothing.shape[:3]
     with pytest.raises(ValueError, match="lengths"):
         sparseflash.attention(q, k, v, cp, lengths=[3, 4])
     with pytest.raises(ValueError, match="head to head"):
