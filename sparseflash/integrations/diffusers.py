@@ -55,7 +55,7 @@ def use(
     given = as_mask_or_selector(mask)
     if isinstance(given, BlockMask):
         raise ValueError("mask is a BlockMask; pass the Mask that it comes from, or its text")
-    layers = [m for m in model.modules() if hasattr(_processor(m), "_attention_backend")]
+    layers: list[Any] = [m for m in model.modules() if hasattr(_processor(m), "_attention_backend")]
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no layer that goes through diffusers' attention backends:"
