@@ -65,10 +65,11 @@ def t5(buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -
     # 1e-4: where a bucket begins the logarithm is an integer, give or take its rounding
     growth = (half - exact) / math.log(max_distance / exact)
 
-    return score(partial(_t5, half, exact, growth, bidirectional))
+    return score(partial(_t5, (half, exact, growth, bidirectional)))
 
 
-def _t5(half, exact, growth, bidirectional, s, h, q, k, n_q, n_k, bias):
+def _t5(buckets, s, h, q, k, n_q, n_k, bias):
+    half, exact, growth, bidirectional = buckets
     d = k - q + n_q - n_k
     far = abs(d) if bidirectional else np.maximum(-d, 0)
     log = np.floor(np.log(np.maximum(far, exact) / exact) * growth + 1e-4) + exact
