@@ -180,8 +180,7 @@ class Backward:
         if dq_sum is None or score.added:
             delta, lse_log2, _, zeros = self.portable.rows(dout, dlse, saved)
         if dq_sum is None:
-            rest = lse_log2, saved, walk, None, zeros[1:]
-            dq, sums = self.portable.queries(dout, delta, *rest)
+            dq, sums = self.portable.queries(dout, delta, lse_log2, saved, walk, buffers=zeros[1:])
         else:
             dq = self.finish(call, dq_sum)
             sums = lse_log2.new_empty(0, *q.shape[:3]) if sums is None else sums

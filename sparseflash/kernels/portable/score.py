@@ -34,8 +34,8 @@ def listed_between(idx, n, first, end, BLOCK_K: tl.constexpr, BLOCK_N: tl.conste
 
 @triton.jit
 def floor_divide(x, y):
-    """Return x // y as Python has it. No dividend here is negative: Triton takes neighbours on both
-    sides of a multiple for equal, and their remainders for successive, as Python has them.
+    """Return x // y as Python has it, by a dividend that is not negative: Triton takes quotients of
+    neighbours for equal as if it rounded down, and rounds to 0.
     """
     x, y = tl.where(y < 0, -x, x), tl.where(y < 0, -y, y)
     sign = tl.where(x < 0, -1, 0)
