@@ -12,6 +12,7 @@ alone. Exit status 1: a cell fell by more than `fall`, or has no result any more
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -189,13 +190,26 @@ def earlier(path: str, device: str, places: Iterable[Place]) -> dict[Place, Resu
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return the cells of the last run: ms, that over the times of others, and what has none."""
-    lines = [["cell", "direction", "ms", "time over that of", "without a time"]]
-    for place, cell in results(frame).items():
-        over = ", ".join(f"{name}: {cell.ms / ms:.3f}" for name, ms in cell.others.items())
-        why = "; ".join(f"{name}: {status}" for name, status in cell.lacking.items())
-        lines.append([*place[:2], short(cell.ms or None), over, why])
-    return {"regression": markdown(lines, (0, 1, 3, 4))}
+    """Return the cells of the last run, forward / backward: ms, that over the times of others, and
+    what has none.
+    """
+    lines = [["cell", "ms", "time over that of", "without a time"]]
+    for name, same in groupby(results(frame).items(), lambda found: found[0][0]):
+        cells, over, why = {place[1]: cell for place, cell in same}, {}, {}
+        for direction, cell in cells.items():
+            for other, ms in cell.others.items():
+                peer = other if other == cell.over else other.partition(" ")[0]
+                over.setdefault(peer, {})[direction] = f"{cell.ms / ms:.2f}"
+            why |= cell.lacking
+        ms = " / ".join(short(cell.ms or None) for cell in cells.values())
+        ratios = ", ".join(
+            f"{other}: {' / '.join(each.values())}"
+            + f" ({next(iter(each))})" * (len(each) < len(cells))
+            for other, each in over.items()
+        )
+        reasons = "; ".join(f"{other}: {status}" for other, status in why.items())
+        lines.append([name, ms, ratios, reasons])
+    return {"regression": markdown(lines, (0, 2, 3))}
 
 
 def verdict(options: Options, frame: Any) -> tuple[str, int]:
