@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import masks
-from experiments.bench.cost import Shape
+from experiments.bench.cost import Shape, cost
 from experiments.common.config import choose, whole_number
 from masks.patterns.bands import Band
 from masks.tiles import FULL, unpack_bits
@@ -106,9 +106,7 @@ class Case:
 
     def flops(self, direction: str) -> float:
         """Floating-point operations in the computed blocks: two products, backward five."""
-        pairs = self.batch * self.heads * self.n_q * self.n_k * self.density
-        d, v = self.head_dim, self.value_dim
-        return 2.0 * pairs * (3 * d + 2 * v if direction == "backward" else d + v)
+        return cost(self.shape, self.blocks, direction).flops
 
     def allowed(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
         """bool (len(rows), n_k): the keys that these queries may attend to.

@@ -23,7 +23,7 @@ from experiments.common.program import program
 from experiments.common.rows import Row, Rows, found, read
 from experiments.common.tables import MISSING, aligned, markdown
 from experiments.lm.model import LEARNED, ROTARY
-from experiments.lm.settings import MLP, PLANS, TIMED
+from experiments.lm.settings import ADDED, MLP, PLANS, TIMED
 from experiments.training import run_file
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ def row(run: Mapping[str, Any]) -> Row:
     late = positions[3 * len(positions) // 4 :]
     compiled = {True: ["compile"], "layers": ["compile by layers"]}.get(session["compiled"], [])
     names = "plan case model provider packed positions context batch seed precision"
+    changed = [n for n in ADDED.keys() - MLP.keys() if settings.get(n) not in (None, ADDED[n])]
+    count = f" x {session['processes']}" if session["processes"] > 1 else ""
     return {
         **{name: settings[name] for name in names.split()},
         **{name: settings.get(name) for name in MLP},
@@ -101,7 +103,7 @@ def row(run: Mapping[str, Any]) -> Row:
         "data_digest": run["data"],
         **{name: task[name] for name in ("tokenizer", "train_tokens", "bytes_per_token")},
         "val_tokens": result["val_tokens"],
-        "recipe": " ".join(f"{name}={settings[name]}" for name in RECIPE.split()),
+        "recipe": " ".join(f"{n}={settings[n]}" for n in [*RECIPE.split(), *sorted(changed)]),
         "mode": "+".join(compiled + ["graph"] * session["captured"]) or "eager",
         **{name: run.get(name) for name in ("mask", "density", "pairs", "mlp_density")},
         **{name: result[name] for name in ("train_loss", "val_loss", "saved_mib")},
@@ -110,7 +112,7 @@ def row(run: Mapping[str, Any]) -> Row:
         "peak_mib": result["memory_mib"],
         "curve": thinned(result["curve"], CURVE),
         "by_position": bucketed(positions, BUCKETS),
-        "device": session["device"],
+        "device": session["device"] + count,
         **session["versions"],
         "date": result["date"],
         "command": session["command"],
@@ -144,7 +146,7 @@ def grouped(rows: Sequence[Row], plan: str) -> list[list[Case]]:
             shared = [row[name] for name in names] + [row["context"] * row["batch"], *_unusual(row)]
             shared.append(0 if plan == "contexts" else row["context"])
             shared.append(0 if plan in TIMED else row["steps"])
-            shared.append(row["mode"] if plan in CURVES else "")  # MoBA is never compiled
+            shared.append(row["mode"] if plan in (*CURVES, *MLPS) else "")  # MoBA is not compiled
             cases = made.setdefault(tuple(shared), {})
             cases.setdefault(row["case"], {})[row["seed"]] = row
     return [[list(case.values()) for case in cases.values()] for cases in made.values()]
@@ -229,7 +231,8 @@ def table(plan: str, cases: Sequence[Case]) -> list[list[str]]:
         cases = sorted(cases, key=lambda case: case[0]["context"])
     elif plan != "same":
         cases = sorted(cases, key=lambda c: (-pairs(c), -c[0]["params"], c is not base))
-    ms, digits = fmean(seeds(base, "ms_step")), ".4f" if plan == "same" else ".3f"
+    ms = lambda c: fmean(seeds(c, "ms_step") or [math.nan])  # noqa: E731
+    digits = ".4f" if plan == "same" else ".3f"
     texts: dict[str, Callable[[Case], str]] = {
         **dict.fromkeys(("attention", "name"), lambda c: c[0]["case"]),
         "context": lambda c: str(c[0]["context"]),
@@ -241,7 +244,7 @@ def table(plan: str, cases: Sequence[Case]) -> list[list[str]]:
         "perplexity": lambda c: show([math.exp(x) for x in seeds(c, "val_loss")], ".2f", True),
         "difference": lambda c: f"{difference(c, base):.3f} %",
         "ms a step": lambda c: show(seeds(c, "ms_step"), ".4g"),
-        "speed-up": lambda c: f"{ms / fmean(seeds(c, 'ms_step')):.2f}x",
+        "speed-up": lambda c: f"{ms(base) / ms(c):.2f}x",
         "block density": lambda c: show(seeds(c, "density"), ".1%"),
         "pairs": lambda c: show(seeds(c, "pairs"), ".1%"),
         "steps": lambda c: show(seeds(c, "steps")),

@@ -21,7 +21,7 @@ from experiments.training import train as loop
 from experiments.training.device import DTYPES, MIB, autocast
 from experiments.training.distributed import Group, share
 from experiments.training.evaluate import DeviceSplit, Evaluator, Sums
-from experiments.training.run_file import duration, read_journal
+from experiments.training.run_file import read_journal, took
 from experiments.training.step import Trainer
 
 SAVE_EVERY = 100  # steps, at which a checkpoint is considered if checkpoint_every is not given
@@ -168,11 +168,7 @@ class Language(loop.Work):
         result = run["result"]
         loss, train_loss = result["val_loss"], result["train_loss"]
         trained = "" if train_loss is None else f", training {train_loss:.4f}"
-        return (
-            f"validation loss {loss:.4f} (perplexity {math.exp(loss):.2f}){trained}; "
-            f"{result['steps']} steps in {duration(result['seconds'])}, "
-            f"{result['ms_per_step']:.3g} ms a step"
-        )
+        return f"validation loss {loss:.4f} (perplexity {math.exp(loss):.2f}){trained}; {took(run)}"
 
 
 class Answering(Language):
@@ -224,12 +220,8 @@ class Answering(Language):
 
     @staticmethod
     def summary(run: dict[str, Any]) -> str:
-        result = run["result"]
-        return (
-            f"answers {100 * result['accuracy']:.1f} % (chance {100 * run['task']['chance']:.1f});"
-            f" {result['steps']} steps in {duration(result['seconds'])}, "
-            f"{result['ms_per_step']:.3g} ms a step"
-        )
+        accuracy, chance = 100 * run["result"]["accuracy"], 100 * run["task"]["chance"]
+        return f"answers {accuracy:.1f} % (chance {chance:.1f}); {took(run)}"
 
 
 def make_model(settings: Settings, corpus: Any) -> LanguageModel:

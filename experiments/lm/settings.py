@@ -153,7 +153,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
 def _steps_in_time(settings: Settings) -> int:
     """Return as many steps as take the time of the dense run of the plan, at the own speed."""
     own = replace(settings, plan=TIMED[str(settings.plan)])
-    ms = []
+    ms, places = [], []
     for run in (replace(own, mask="dense", case="dense", **MLP), own):
         found = run_file.read(run.folder)
         if found is None or not found["complete"]:
@@ -162,4 +162,11 @@ def _steps_in_time(settings: Settings) -> int:
                 f" plan={own.plan} first, with the same options ({run.folder} is not complete)"
             )
         ms.append(found["result"]["ms_per_step"])
+        places.append(tuple(found["sessions"][-1][name] for name in ("device", "processes")))
+    if len({*places}) > 1 or None in ms:
+        ran = ", the other on ".join(f"{device} x {count}" for device, count in places)
+        raise ValueError(
+            f"plan={settings.plan} compares times of one device, and the dense run has its own on"
+            f" {ran}: run plan={own.plan} again on one device, in another folder with name="
+        )
     return max(1, round(settings.steps * ms[0] / ms[1]))

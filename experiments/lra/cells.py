@@ -17,8 +17,8 @@ from experiments.common.rows import OK, read
 from experiments.lra import published as lra
 from experiments.lra.runs import PRETRAINED, Run
 from experiments.lra.settings import Settings
+from experiments.training.run_file import differences
 
-ALONE = "alone"  # the workload of a measured step
 WORK = ("batch", "precision", "layers", "dim", "heads")
 DEFAULTS: Any = OmegaConf.to_container(OmegaConf.structured(Settings))
 # Settings that runs of one cell may differ in.
@@ -102,7 +102,7 @@ class Cell:
             if run.ms_per_step:
                 times.setdefault((run.device, run.workload), []).append(run.ms_per_step)
         for row in timed or ():
-            times[row["device"], ALONE] = [row["ms_median"]]
+            times[row["device"], row.get("mode", "")] = [row["ms_median"]]
         self.ms_by_place = {place: median(ms) for place, ms in times.items()}
 
 
@@ -142,6 +142,23 @@ def read_steps(path: str) -> Steps:
     """Return the rows of the study lra_speed."""
     key = ("task", "attention", "option", "length", *WORK)
     return read(path, "python -m experiments.study name=lra_speed", key)
+
+
+def unlike(cells: Cells) -> list[str]:
+    """Return what rows of one column and label differ in, besides attention and mask, in words."""
+    first: dict[tuple[Column, str], tuple[RowKey, Any]] = {}
+    found = []
+    for row in sorted_rows(row for row, _ in cells):
+        for column in sorted_columns(at for key, at in cells if key == row):
+            own = cells[row, column].runs[0].settings
+            own = {n: own[n] for n in DEFAULTS.keys() - FREE - {"attention", "mask"} if n in own}
+            filled = OmegaConf.to_container(OmegaConf.merge(DEFAULTS, _changed(own, DEFAULTS)))
+            base, usual = first.setdefault((column, row.label), (row, filled))
+            if words := differences(usual, filled):
+                found.append(
+                    f"{column.text}: {row.text} differs from {base.text} in {'; '.join(words)}"
+                )
+    return found
 
 
 def sorted_rows(keys: Iterable[RowKey]) -> list[RowKey]:

@@ -14,7 +14,7 @@ from experiments.training import train as loop
 from experiments.training.device import DTYPES
 from experiments.training.distributed import Group, join, share
 from experiments.training.evaluate import DeviceSplit, Evaluator, Objective
-from experiments.training.run_file import duration
+from experiments.training.run_file import took
 from experiments.training.state import CHECKPOINT
 from experiments.training.step import Trainer
 
@@ -123,11 +123,9 @@ class Classification(loop.Work):
         if not settings["pretrain"]:  # baselines are of the classes
             baselines = run["task"]["baselines"]
             text += "".join(f", {name} {100 * x:.1f} %" for name, x in baselines.items())
-        text += f"; {result['steps']} of {settings['steps']} steps"
-        text += f" in {duration(result['seconds'])}"
-        if result["ms_per_step"] is not None:
-            text += f", {result['ms_per_step']:.3g} ms a step"
-        return text + ("" if settings["scale"] == "full" else f"; scale={settings['scale']}")
+        return f"{text}; {took(run)}" + (
+            "" if settings["scale"] == "full" else f"; scale={settings['scale']}"
+        )
 
 
 def fingerprint(task: Task) -> str:

@@ -78,6 +78,8 @@ class Run:
         work = {name: settings.get(name) for name in names} | {"length": self.length}
         sizes = {k: v for k, v in (settings.get("model") or {}).items() if v is not None}
         work |= {"model": sizes, "processes": session["processes"]}  # null is a default
+        how = ("compile", "graph", "micro_batch", "deterministic")
+        work |= {name: settings.get(name) or False for name in how}  # which older runs lack
         # what runs must share for their times to be compared
         self.workload = json.dumps(work, sort_keys=True, default=str)
 

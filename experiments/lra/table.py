@@ -75,7 +75,7 @@ class Table:
 
     def _mean_speedup_text(self, row: RowKey) -> str:
         value, count = of.mean_speedup(self.cells, row, self.columns)
-        timed = {c for r, c in self.cells if r.attention == lra.BASE and c.task in lra.TIMED}
+        timed = {c.task for r, c in self.cells if r.attention == lra.BASE} & {*lra.TIMED}
         some = f" ({count} of {len(timed)})" if count < len(timed) else ""
         ours = MISSING if value is None else f"{value:.2f}x{some}"
         paper = lra.PAPER_SPEEDUP.get(row.attention)
@@ -112,7 +112,7 @@ class Table:
         cut = [run for cell in self.cells.values() for run in cell.runs if not run.complete]
         planned = "{} {}: {} of {} steps".format
         found += [planned(CUT, r.place, r.steps, r.settings.get("steps", "?")) for r in cut]
-        return found + self.notes
+        return found + of.unlike(self.cells) + self.notes
 
     def text(self) -> str:
         """Return all sections and notes, for a terminal."""

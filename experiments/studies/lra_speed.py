@@ -38,7 +38,7 @@ from experiments.training.step import Trainer
 KEY = "task attention option length pair batch layers dim heads precision mode".split()
 SOURCES = ("masks", "sparseflash", "experiments/lra/models", "experiments/training")
 ROWS = runner.Unmasked
-WORK = "task length pair batch layers dim heads precision device gpu".split()  # to compare
+WORK = "task length pair batch layers dim heads precision mode device gpu".split()  # to compare
 ROUNDS = 5  # of steps at most; the time is their median
 MAX_STEPS = 200  # of a round
 MIN_PLANNED = 2000  # steps of the run, more than are timed
@@ -234,7 +234,7 @@ def random_lengths(
 
 
 def newest(frame: Any) -> list[Found]:
-    """Return the last of the rows that differ only in versions, source or mode, in the order of the
+    """Return the last of the rows that differ only in versions or source, in the order of the
     paper's table; `gain` is the standard Transformer's time at the same work over that of the row.
     """
     rows = [Found(r | {"mask": r.mask or "", "option": r.option or ""}) for r in found(frame)]

@@ -28,8 +28,9 @@ The folder of a run holds
   `captured`, `started` (from which weights).
 - `complete`: whether all steps were taken, or `stop_at` was reached.
 - `reason`: why steps are left: "minutes", or the name of a signal; null otherwise.
-- `result`: null until the weights were tested, then `steps`, `best_step`, `seconds`, `ms_per_step`,
-  `memory_mib`, `data_mib` and `date`;
+- `result`: null until the weights were tested, then `steps`, `best_step`, `seconds`, `ms_per_step`
+  (of the newest sessions on one device, in one way and version; null without a step), `memory_mib`,
+  `data_mib` and `date`;
   of a classifier also `accuracy`, `loss` (of the test split), `val_accuracy` and `correct` (a bit
   for each test example, null for self-pretraining);
   of a language model `val_loss`, `val_tokens`, `train_loss`, `saved_mib`, `positions` (the loss at
@@ -151,6 +152,13 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def took(run: Mapping[str, Any]) -> str:
+    """Return the steps of a run that was tested and their time, as in "9 of 9 steps in 0:01"."""
+    result, steps = run["result"], run["settings"]["steps"]
+    text, ms = f"{result['steps']} of {steps} steps in", result["ms_per_step"]
+    return f"{text} {duration(result['seconds'])}" + (f", {ms:.3g} ms a step" if ms else "")
 
 
 class Log:

@@ -95,7 +95,8 @@ class Trainer:
             loss = loss + found[0].detach()
             right, count = right + found[1], count + found[2]
         # of sums, because the parts of a batch may predict different numbers of tokens
-        scale = self.group.world / self.group.sum(count).clamp(min=1)
+        world = self.group.world
+        scale = world / self.group.sum(count).clamp(min=1)
         self.group.mean_(self.flat.grad)
         self.flat.grad.mul_(scale)
         norm = self.flat.clip(self.clip)
@@ -103,7 +104,8 @@ class Trainer:
         self.optimizer.step()
         self._steps.add_(1)
         self._row.add_(1)
-        self.sums.add_(torch.stack([loss * scale, right, count, norm.detach()]))
+        found = torch.stack([loss * scale / world, right, count, norm.detach() / world])
+        self.sums.add_(found)
         torch.maximum(self.steepest, norm.detach(), out=self.steepest)
 
     # ---- before the first step
@@ -183,7 +185,6 @@ class Trainer:
         steepest = self.steepest.item()  # processes have the same gradient
         self.sums.zero_()
         self.steepest.zero_()
-        steps *= self.group.world
         means = {"loss": loss / steps, "accuracy": right / count, "grad_norm": norm / steps}
         return means | {"grad_norm_max": steepest}
 

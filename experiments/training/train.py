@@ -27,6 +27,8 @@ from experiments.training.step import Trainer, explained_memory, micro_batches
 STATE = "step model optimizer sums steepest random logged best validated about data journal"
 STATE += " seconds training"
 AGAIN = "the same command continues from there"
+# what the time of a step depends on that may differ between sessions
+PLACE = "device processes versions compiled captured micro_batch context_parallel deterministic"
 
 
 class Work(Protocol):
@@ -133,6 +135,8 @@ class Session:
         self.logged = 0  # the step of the last training line in the journal
         self.best: dict[str, Any] | None = None  # the step with the best validation
         self.validated: dict[str, float] | None = None  # what the last validation found
+        self.place = ""  # where `clock.training` was measured
+        self.first = 0  # the step from which on
 
     def run(self) -> dict[str, Any]:
         settings, group, work = self.settings, self.group, self.work
@@ -179,6 +183,7 @@ class Session:
             seed_everything(self.settings.seed, rank, old["step"])
         self.logged, self.best, self.validated = old["logged"], old["best"], old["validated"]
         self.clock.before, self.clock.training = old["seconds"], old["training"]
+        self.place, self.first = old.get("place", ""), old.get("first", 0)
 
     def _start(self, started: str) -> None:
         """Write run.json and the first line of the session, and say what is trained."""
@@ -195,6 +200,10 @@ class Session:
             "captured": trainer.captured,
             "started": started,
         }
+        about = self.settings.values() | session
+        place = str([about[name] for name in PLACE.split()])
+        if place != self.place:
+            self.place, self.first, self.clock.training = place, trainer.step, 0.0
         old = run_file.read(self.folder) if trainer.step else None
         self.file: dict[str, Any] = {
             "settings": self.settings.values(),
@@ -209,6 +218,8 @@ class Session:
             "result": None,
         }
         self._write()
+        if self.group.leads:  # weights of an earlier result
+            (self.folder / state.WEIGHTS).unlink(missing_ok=True)
         kind = "resume" if trainer.step else "start"
         self.log.write(kind, trainer.step, date=session["date"], seconds=self.clock.seconds)
         mask, density = self.file["mask"], self.file["density"]
@@ -312,7 +323,7 @@ class Session:
         saved = self.trainer.state()
         saved["random"] = self.group.gather(saved["random"])
         if self.group.leads:
-            names = ("logged", "best", "validated", "about")
+            names = ("logged", "best", "validated", "about", "place", "first")
             saved |= {name: getattr(self, name) for name in names}
             saved |= {"data": self.work.data, "journal": self.log.sync()}
             saved |= {"seconds": self.clock.seconds, "training": self.clock.training}
@@ -346,7 +357,7 @@ class Session:
             "best_step": best["step"],
             "steps": step,
             "seconds": clock.seconds,
-            "ms_per_step": 1e3 * training / step if step else None,
+            "ms_per_step": 1e3 * training / timed if (timed := step - self.first) else None,
             "memory_mib": memory,
             "data_mib": trainer.split.bytes / MIB,
             "date": now(),

@@ -61,6 +61,8 @@ def test_only_computed_blocks_count_as_work():
     pairs = 2 * 256 * 256 * case.density
     assert narrow.flops("forward") == 2 * pairs * (16 + 8)
     assert narrow.flops("backward") == 2 * pairs * (3 * 16 + 2 * 8)  # scores, dq, dk; dp, dv
+    ragged = replace(case, mask="causal()", n_q=200, n_k=200, block_q=128, block_k=128)
+    assert ragged.flops("forward") == 4 * 2 * (128 * 128 + 72 * 200) * 16  # tokens that exist
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 1e-2)])

@@ -119,6 +119,10 @@ def test_equal_time_is_that_of_the_dense_steps(settings, plan, timed, changes):
     given = {"steps": 8, "plan": timed}
     assert settings(**given, **dense).steps == 8
     assert settings(**given, **changes, case="sparse").steps == 24
+    run["sessions"][-1]["device"] = "another device"  # whose times say nothing
+    run_file.write(here.folder, run)
+    with pytest.raises(ValueError, match=f"plan={timed} .* another device x 1"):
+        settings(**given, **changes, case="sparse")
     (cases,) = grouped(rows[::-1], plan)
     head, *lines = table(plan, cases)
     if plan == "mlp":
@@ -177,6 +181,18 @@ def test_tables_mix_no_options_that_no_case_changes():
         first, second = grouped([usual, other, usual | {"seed": 1}], "masks")
         assert len(first[0]) == 2 and second[0] == [other], name
         assert about(first) != about(second), name
+
+
+def test_rows_name_every_option_that_changes_a_result_or_its_time(settings):
+    run = train(settings(steps=2, plan="masks", case="dense"))
+    usual, changes = row(run), {"layers": 1, "conv": 3, "init_std": 0.1}
+    for name, value in changes.items():
+        other = row(run | {"settings": run["settings"] | {name: value}})
+        assert other["recipe"] == f"{usual['recipe']} {name}={value}"
+    two = row(run | {"sessions": [run["sessions"][-1] | {"processes": 2}]})
+    assert two["device"] == f"{usual['device']} x 2"
+    compiled = [usual | {"plan": "mlp", "mode": mode} for mode in ("eager", "compile")]
+    assert len(grouped(compiled, "mlp")) == 2
 
 
 def test_runs_become_rows_tables_and_figures(settings, tmp_path, capsys):

@@ -136,6 +136,12 @@ def test_the_accuracy_of_a_run_is_that_of_its_result(trained, capsys, tmp_path):
     assert "(7 examples)" in run(capsys, run=str(folder), examples=7)
 
 
+def test_predicted_tokens_have_no_standard_error_of_classes(capsys, tmp_path):
+    pre = Trained(tmp_path, "listops", "linear", pretrain="masked", steps=1)
+    assert "accuracy of predicted tokens" in (told := run(capsys, run=str(pre.folder)))
+    assert "±" not in told
+
+
 def test_published_weights(capsys, tmp_path):
     """Of generated images only those that are tested are made."""
     options = {"cache_dir": str(tmp_path), "examples": 1}

@@ -15,6 +15,7 @@ from experiments.lra.objectives import Predict, classify
 from experiments.lra.run import fingerprint
 from experiments.lra.tasks.task import Split, Task
 from experiments.training import state as checkpoint
+from experiments.training.device import MIB, peak_mib, reset_memory
 from experiments.training.distributed import Group
 from experiments.training.evaluate import DeviceSplit, Evaluator, Order
 from experiments.training.run_file import Log
@@ -282,6 +283,17 @@ def test_every_predicted_token_of_a_batch_counts_as_much(micro_batch):
     assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
     assert found["grad_norm_max"] == pytest.approx(norm.item(), rel=1e-6)
     assert not trainer.sums.any() and not trainer.steepest  # the next line begins anew
+
+
+def test_the_peak_of_memory_is_that_of_the_run_and_not_of_one_before():
+    before = np.ones(2**26)  # 512 MiB
+    assert peak_mib(CPU) > before.nbytes / MIB
+    del before
+    reset_memory(CPU)
+    base = peak_mib(CPU)
+    again = np.ones(2**25)
+    assert 200 < peak_mib(CPU) - base < 300
+    del again
 
 
 def test_fingerprint_sees_labels_and_tokens():

@@ -21,7 +21,8 @@ from experiments.training import state as checkpoint
 from experiments.training.evaluate import Evaluator
 from experiments.training.run_file import read_settings
 from experiments.training.step import Trainer
-from tests.experiments.lra.training.cases import TASKS, assert_same, settings, train
+from tests.experiments.lra.training.cases import TASKS, assert_same, settings, train, train_on
+from tests.processes import on_ranks
 
 HEADS = ("head.", "lm_head.", "hidden_token")
 
@@ -105,15 +106,17 @@ def test_pieces_of_a_batch_give_the_same_result(ran):
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
-def test_a_time_limit_stops_and_the_same_command_goes_on(ran):
+def test_a_time_limit_stops_and_the_same_command_goes_on(ran, killed):
     long = ran(name="long", steps=6)
     short = ran(name="short", steps=6, minutes=1e-9, log_every=5)
     result = short.result
     assert (result["complete"], result["reason"], result["steps"]) == (False, "minutes", 1)
     assert [x["kind"] for x in short.journal][-2:] == ["test", "end"]
+    killed(name="short", steps=6)  # the weights of the first result are those of no step any more
+    assert not (short.folder / "weights.pt").exists()
     short = ran(name="short", steps=6)
     assert short.result["complete"] and short.result["steps"] == 6
-    assert [session["step"] for session in short.result["sessions"]] == [0, 1]
+    assert [session["step"] for session in short.result["sessions"]] == [0, 1, 2]
     assert_same(*([run.state[name] for name in ("best", "model")] for run in (short, long)))
 
 
@@ -177,6 +180,30 @@ def test_times_count_all_sessions_and_rates_the_steps_alone(ran, killed, monkeyp
     assert {x["tokens_per_s"] for x in lines} == {4 * 2 * 64}  # of both texts
     assert run.result["ms_per_step"] == 1000
     assert run.result["seconds"] == 4 + 3 * 100  # two validations and the test
+
+
+def test_fewer_processes_continue_a_run_and_its_times_are_their_own(place, ran, monkeypatch):
+    """Two processes end at step 2 of 4, in the middle of the steps of a line of the journal."""
+    changes: dict[str, object] = {"steps": 4, "log_every": 4}
+    changes |= {"model__dropout": 0, "model__attention_dropout": 0}
+    whole = ran(name="alone", **changes)
+    changes["name"] = "fewer"
+    names = ("listops", "linear")
+    on_ranks(2, train_on, place, names, changes | {"minutes": 1e-9}, group=False)
+    now, advance = [0.0], Trainer.advance
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow(trainer):  # a step takes a second, and all else no time
+        now[0] += 1
+        advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", slow)
+    run = ran(**changes)
+    assert [x["processes"] for x in run.result["sessions"]] == [2, 1]
+    assert run.result["ms_per_step"] == 1000
+    for name in ("loss", "accuracy", "grad_norm"):
+        found = [x[name] for each in (run, whole) for x in each.journal if x["kind"] == "train"]
+        assert found[0] == pytest.approx(found[1], rel=1e-4), name
 
 
 def test_finer_pathfinder_starts_from_a_coarser_one(place, ran):
