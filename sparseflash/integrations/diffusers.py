@@ -3,6 +3,7 @@
 See docs/guide/images_and_videos.md.
 """
 
+import re
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,11 @@ with integration("diffusers", "0.42"):
     from diffusers.models.modeling_utils import ModelMixin
 
 
+# Names of cross-attention without `is_cross_attention`, and of attention of text or audio alone.
+CROSS = re.compile(r"cross|attn2$|_to_\w+_attn$", re.I)
+APART = re.compile("te?xt|context|caption|token_refiner|audio", re.I)
+
+
 def use(
     model: ModelMixin,
     mask: Mask | Selector | str | None = None,
@@ -35,9 +41,10 @@ def use(
 ) -> ModelMixin:
     """Let the self-attention of `model` go through sparseflash with a mask, and return it.
 
-    Calls between sequences of two lengths, and layers that say they are cross-attention, stay
-    dense. Padding that the model passes is left out too. A later call takes the place of this one,
-    so another mask can follow after some steps of denoising.
+    Cross-attention, and attention of text or audio alone, stays dense and has no number in
+    `masks.layers`: it has `is_cross_attention`, or such a name. Padding that the model passes is
+    left out too. A later call takes the place of this one, so another mask can follow after some
+    steps of denoising. A layer that then does not attend by its mask is an error.
 
     Args:
         mask: of the latent tokens, row by row, such as `masks.neighborhood((frames, height, width),
@@ -50,32 +57,40 @@ def use(
         text_first: whether the text comes before the latents rather than after.
 
     Raises:
-        ValueError: a model without attention that goes through diffusers' backends.
+        ValueError: a model without attention that goes through diffusers' backends, or none of its
+            self-attention with a mask.
     """
     given = as_mask_or_selector(mask)
     if isinstance(given, BlockMask):
         raise ValueError("mask is a BlockMask; pass the Mask that it comes from, or its text")
-    layers: list[Any] = [m for m in model.modules() if hasattr(_processor(m), "_attention_backend")]
-    if not layers:
+    found: dict[Any, bool] = {
+        m: _is_self_attention(name, m)
+        for name, m in model.named_modules()
+        if hasattr(_processor(m), "_attention_backend")
+    }
+    if not (found if given is None else any(found.values())):
+        kind = "layer of self-attention" if found else "layer"
         raise ValueError(
-            f"{type(model).__name__} has no layer that goes through diffusers' attention backends:"
+            f"{type(model).__name__} has no {kind} that goes through diffusers' attention backends:"
             " take a model that does, or put sparseflash.BlockSparseAttention into its layers"
         )
     number, seen = 0, set[int]()
-    for layer in layers:
+    for layer, own in found.items():
         if id(processor := _processor(layer)) in seen:  # of several layers
             layer.set_processor(copy(processor))
         seen.add(id(processor))
         chosen = None
-        if given is not None and not getattr(layer, "is_cross_attention", False):
+        if given is not None and own:
             chosen = given.layer(number) if isinstance(given, Mask) else given
             number += 1
+            if _check_used not in layer._forward_hooks.values():
+                layer.register_forward_hook(_check_used)
         attend = Attend(chosen, order, latents, text_first)
         _processor(layer)._attention_backend = _backend(attend)
     return model
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Attend:
     """The function of one backend: attention by a mask, in an order."""
 
@@ -83,6 +98,7 @@ class Attend:
     order: Reorder | None
     latents: int | None
     text_first: bool
+    used: bool = False  # the mask, since the last layer returned
 
     @property
     def key(self) -> str:
@@ -115,6 +131,7 @@ class Attend:
         options = {"scale": scale, "dropout_p": dropout_p}
         if self.mask is None or n_q != n_k:
             return attention(q, k, v, own, **options).transpose(1, 2)
+        self.used = True
         text = n_q - (n_q if self.latents is None else self.latents)
         if text < 0:
             raise ValueError(f"latents is {self.latents}, and there are {n_q} tokens: pass fewer")
@@ -150,6 +167,28 @@ def _places(
 
 def _processor(layer: torch.nn.Module) -> Any:
     return getattr(layer, "processor", None)
+
+
+def _is_self_attention(name: str, layer: Any) -> bool:
+    """Return whether a layer attends among the latents, by what it says, or else by its names."""
+    names = type(layer).__name__, type(_processor(layer)).__name__, name
+    crosses = getattr(layer, "is_cross_attention", None)
+    crosses = any(map(CROSS.search, names)) if crosses is None else crosses
+    return not crosses and APART.search(name) is None
+
+
+def _check_used(layer: Any, *_: Any) -> None:
+    """Raise ValueError if a layer has a mask and has not attended by it; a forward hook."""
+    name = getattr(_processor(layer), "_attention_backend", None)
+    attend = _AttentionBackendRegistry._backends.get(name)
+    if isinstance(attend, Attend) and attend.mask is not None:
+        if not attend.used:
+            raise ValueError(
+                f"{type(layer).__name__} does not attend by the mask {attend.mask}: its queries and"
+                " keys are two sequences, or it takes another backend. Set is_cross_attention=True"
+                " on the layer, which leaves it dense, or call use(part, mask) for other layers"
+            )
+        attend.used = False
 
 
 def _backend(attend: Attend) -> AttentionBackendName:

@@ -74,6 +74,29 @@ def flux():
     return model, lambda: model(**given).sample
 
 
+def ltx():
+    """Self-attention and cross-attention of one class, without a flag."""
+    model = transformers.LTXVideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16, num_layers=2,
+        cross_attention_dim=32, caption_channels=16,
+    )  # fmt: skip
+    given = torch.randn(2, LATENTS, 4), torch.randn(2, TEXT, 16), torch.tensor([3.0, 5.0])
+    size = dict(zip(("num_frames", "height", "width"), CANVAS, strict=True))
+    return model, lambda: model(*given, torch.ones(2, TEXT), **size).sample
+
+
+def kandinsky():
+    """Attention of the text alone before that of the latents."""
+    model = transformers.Kandinsky5Transformer3DModel(
+        in_visual_dim=4, in_text_dim=16, in_text_dim2=16, time_dim=32, out_visual_dim=4, ff_dim=32,
+        model_dim=32, num_text_blocks=1, num_visual_blocks=2, axes_dims=(4, 4, 8),
+    )  # fmt: skip
+    places = tuple(torch.arange(extent) for extent in CANVAS)
+    given = torch.randn(1, 4, 8, 12, 4), torch.randn(1, TEXT, 16), torch.tensor([3.0])
+    given = *given, torch.randn(1, 16), places, torch.arange(TEXT)
+    return model, lambda: model(*given).sample
+
+
 MODELS = {
     wan: {},
     hunyuan: {"latents": LATENTS},
@@ -182,8 +205,9 @@ def test_generation_with_another_mask_after_some_steps(natively):
     torch.testing.assert_close(found, expected)
 
 
-def test_a_mask_for_each_layer(natively):
-    model, call = made(wan)
+@pytest.mark.parametrize("make", [wan, ltx, kandinsky])
+def test_a_mask_for_each_layer(make, natively):
+    model, call = made(make)
     found = results(use(model, f"layers({NEAR}, {TILES})"), call)
     assert_same(found, results(natively(model, NEAR, TILES), call))
 
@@ -250,3 +274,16 @@ def test_what_does_not_fit_is_refused():
         use(made(wan)[0], masks.causal().build(96))
     with pytest.raises(ValueError, match="no layer that goes through"):
         use(torch.nn.Linear(3, 3), NEAR)
+    linear = transformers.SanaVideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=12, num_layers=1,
+        num_cross_attention_heads=2, cross_attention_head_dim=12, cross_attention_dim=24,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="no layer of self-attention that goes through"):
+        use(linear, NEAR)
+    model = transformers.PRXTransformer2DModel(
+        in_channels=4, context_in_dim=16, hidden_size=32, num_heads=2, depth=1, axes_dim=[8, 8]
+    )
+    given = torch.randn(1, 4, 16, 24), torch.tensor([0.5]), torch.randn(1, TEXT, 16)
+    use(model)(*given)
+    with pytest.raises(ValueError, match=r"does not attend by the mask local\(3\)"):
+        use(model, "local(3)")(*given)  # its keys are those of the text, too
