@@ -5,7 +5,7 @@ it together with a mask. See docs/guide/transformers.md.
 """
 
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from inspect import signature, unwrap
 from typing import Any
 
@@ -94,7 +94,7 @@ def use(
         setattr(module, name, deepcopy(config, own))
     for part in (part for part in model.modules() if isinstance(part, PreTrainedModel)):
         if any(type(module).__name__ in OWN for module in part.modules()):
-            part.config._attn_implementation = NAME  # transformers would warn and leave it
+            vars(part)["_can_set_attn_implementation"] = partial(bool, True)  # now it can
     if layers:
         model.set_attn_implementation(NAME)
     if not layers or model.config._attn_implementation != NAME:
@@ -218,7 +218,8 @@ def attend(
     for name, given in {"attention_mask": added, "position_bias": position_bias}.items():
         if isinstance(given, Tensor):
             check_extents(name, given, *query.shape[:3], n_k)
-    options["score"] = score_of(softcap, query.device, position_bias, added)
+    used = attention_mask.asked.used if isinstance(attention_mask, ModelMask) else n_k
+    options["score"] = score_of(softcap, query.device, used, position_bias, added)
     chosen = mask_of(getattr(module, "config", None))
     if chosen is not None and chosen.per_layer:
         chosen = chosen.layer(_number(module))
@@ -244,7 +245,7 @@ def attend(
                 f"the model made a mask of {asked.n_q} queries and {asked.n_k} keys, and"
                 f" {type(module).__name__} has {n_q} and {n_k}: take attn_implementation='eager'"
             )
-        key, value = key[:, :, : asked.used], value[:, :, : asked.used]
+        key, value = key[:, :, :used], value[:, :, :used]
         mask = asked.mask(chosen, documents)
     else:
         if attention_mask is not None:

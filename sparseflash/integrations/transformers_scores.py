@@ -19,12 +19,13 @@ from sparseflash.score import Bound, Score, score
 CONTEXT = "sparse_context"  # of a module: the plan of the sequence that the ranks share
 NAME = "sparse"  # of our attention; names with "flash" would be taken for FlashAttention
 
-#: s + bias, (H, N_q + N_k - 1) or longer: entry r is of the distance N_q - 1 - r of key and query.
+#: s + bias, (H, N_q + N_k - 1): entry N_k - 1 is of the first query and the first key.
 _by_distance = score(lambda s, h, q, k, n_k, bias: s + bias[h, q - k + n_k - 1])
 
 
-def score_of(cap: float | None, device: torch.device, *biases: Any) -> Bound | None:
-    """Return the score function that bounds scores by `cap tanh(s / cap)` and then adds biases.
+def score_of(cap: float | None, device: torch.device, n_k: int, *biases: Any) -> Bound | None:
+    """Return the score function that bounds scores of n_k keys by `cap tanh(s / cap)` and then adds
+    biases.
 
     biases: tensors (B, H, N_q, N_k) with extents of 1, what `distance_bias` made, or None. Raises
     ValueError for a bias by distance together with another change of the scores.
@@ -38,7 +39,7 @@ def score_of(cap: float | None, device: torch.device, *biases: Any) -> Bound | N
             " attention_mask as booleans, or take attn_implementation='sdpa'"
         )
     if made:
-        return made[0](device)
+        return made[0](device, n_k)
     if not tensors:
         return None if cap is None else _added(cap)()
     bias = sum(tensors[1:], tensors[0])
@@ -81,15 +82,16 @@ def _call(layer: Any, name: str, function: Any, attend: Any, *args: Any, **given
 
 
 def distance_bias(layer, attend, query_length, key_length, device=None, past_seen_tokens=0):
-    """Return what makes T5's bias a score function, without a tensor for every pair. The last query
-    faces the last key that is in use. Where ranks share a sequence the bias is that of the whole.
+    """Return what makes T5's bias a score function, without a tensor for every pair. Where ranks
+    share a sequence the bias is that of the whole.
     """
     if (context := getattr(layer, CONTEXT, None)) is not None:
         query_length = key_length = context.n
 
-    def make(device: torch.device) -> Bound:  # in each layer: it may be recomputed in the backward
-        n = query_length + key_length - 1
-        row = type(layer).compute_bias(layer, 1, n, None, key_length - 1)  # (1, H, 1, n)
+    def make(device: torch.device, n_k: int) -> Bound:  # in each layer: it may be recomputed
+        n_k = n_k if context is None else key_length
+        last = past_seen_tokens + query_length - 1  # number of the last query
+        row = type(layer).compute_bias(layer, 1, query_length + n_k - 1, None, last)  # (1, H, 1, n)
         return _by_distance(bias=row[0, :, 0].flip(1).to(device))
 
     return make

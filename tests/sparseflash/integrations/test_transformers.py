@@ -276,7 +276,7 @@ def test_images_and_videos(name, sizes, text, tokens):
 
 @pytest.mark.parametrize("name", ["t5", "umt5", "bloom", "mpt", "falcon"])
 def test_a_mask_beside_a_bias(name, monkeypatch):
-    """Their own attention gets the pairs by the mask that transformers makes."""
+    """Their own attention gets the pairs by the mask that transformers makes, and comes back."""
     text, real = "butterfly(8) | local(2)", padding("right")
     pairs = torch.from_numpy(masks.parse(text).build(N).to_dense())
     model, other = make(name), make(name)
@@ -285,11 +285,12 @@ def test_a_mask_beside_a_bias(name, monkeypatch):
         part, other = model.get_encoder(), other.get_encoder()
 
     def results(model):
+        model.zero_grad()
         return with_gradients(model, model(words(), attention_mask=real)[0][real.bool()])
 
     found = results(sparse.use(part, text))
     kind, known = other.config._attn_implementation, transformers.AttentionMaskInterface()
-    made = known[kind]
+    made, dense = known[kind], results(other)
 
     def smaller(**given):
         mask = made(**given | dict(allow_is_causal_skip=False, allow_is_bidirectional_skip=False))
@@ -299,6 +300,8 @@ def test_a_mask_beside_a_bias(name, monkeypatch):
             else mask.masked_fill(~pairs, torch.finfo(mask.dtype).min)
         )
 
+    part.set_attn_implementation(kind)
+    assert_same(results(part), dense)
     monkeypatch.setitem(type(known)._global_mapping, kind, smaller)
     assert_same(found, results(other))
 

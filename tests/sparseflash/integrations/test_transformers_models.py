@@ -115,6 +115,22 @@ def test_a_static_cache(kind, mask):
     assert torch.equal(generate(sparse.use(model, mask), cache_implementation="static"), expected)
 
 
+def test_a_bias_by_distance_with_a_4d_mask_and_a_static_cache():
+    """The cache has more room than keys, and the mask is of all of it."""
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)).eval()
+    given = dict(encoder_outputs=model.get_encoder()(words()), use_cache=True)
+    expected = model(**given, decoder_input_ids=words()).logits
+    kept = transformers.StaticCache(model.config, max_cache_len=N + 9), transformers.DynamicCache()
+    given["past_key_values"] = transformers.EncoderDecoderCache(*kept)
+    sparse.use(model)
+    allowed = torch.ones(N, N + 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    for part in torch.arange(N).split([30, 1, N - 31]):
+        given["decoder_attention_mask"] = allowed[:, :, part]
+        found = model(**given, decoder_input_ids=words()[:, part]).logits
+        torch.testing.assert_close(found, expected[:, part], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_generation():
