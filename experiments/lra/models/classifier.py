@@ -209,12 +209,13 @@ class Classifier(nn.Module):
         x, n = self.norm(x), x.shape[1]
         if lengths is None:
             lengths = torch.full((len(x),), n, device=x.device)
+        real = real_tokens(lengths, n)[:, :, None]
         match self.config.pool:
             case "last":
                 return x[torch.arange(len(x), device=x.device), lengths - 1]
-            case "max":
-                return x.masked_fill(~real_tokens(lengths, n)[:, :, None], -torch.inf).amax(1)
-        sums = torch.where(real_tokens(lengths, n)[:, :, None], x, 0).sum(1)
+            case "max":  # 0 of an image that is black
+                return torch.where(real.any(1), x.masked_fill(~real, -torch.inf).amax(1), 0)
+        sums = torch.where(real, x, 0).sum(1)
         return sums / (n if self.config.pool == "mean" else lengths[:, None])
 
 

@@ -101,6 +101,9 @@ def test_black_pixels_can_be_padding(name, pool):
     torch.nn.init.normal_(black.embedding.weight[0])
     torch.testing.assert_close(black(anywhere), before)
     assert not torch.allclose(plain(anywhere), before)
+    if pool != "cls":
+        nothing = black.head(torch.zeros(2, 64).double()).float()
+        torch.testing.assert_close(black(torch.zeros_like(ends)), nothing)
 
 
 @pytest.mark.parametrize("name", NAMES)
