@@ -31,7 +31,8 @@ def use(model: nn.Module, mask: Mask | Selector | str | None = None) -> nn.Modul
             masks.global_tokens(1)`.
 
     Raises:
-        ValueError: a model without such modules, or with one that computes something else than
+        ValueError: a model without such modules, or with others that have `num_heads` and are no
+            cross, class or pooling attention by name; or with one that computes something else than
             softmax attention, because it adds a bias or turns positions, for instance.
     """
     given = as_mask_or_selector(mask)
@@ -41,6 +42,15 @@ def use(model: nn.Module, mask: Mask | Selector | str | None = None) -> nn.Modul
             f"{type(model).__name__} has no attention with {', '.join(NEEDED)}: put"
             " sparseflash.BlockSparseAttention into its layers"
         )
+    inside = {part for layer in found for part in layer.modules()}
+    for other in model.modules():
+        kind = type(other).__name__
+        apart = any(word in kind for word in ("Cross", "Class", "Pool"))  # not between all tokens
+        if hasattr(other, "num_heads") and not apart and inside.isdisjoint(other.modules()):
+            raise ValueError(
+                f"{type(model).__name__} has {kind} without qkv besides, which would not go by the"
+                " mask: call use(part, mask) for parts of the model"
+            )
     for layer in found:
         vars(layer).pop("forward", None)  # of an earlier call
         _check(layer)

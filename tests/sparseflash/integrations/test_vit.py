@@ -130,6 +130,10 @@ def test_modules_that_compute_something_else_are_refused():
         with pytest.raises(ValueError, match="softmax attention"):
             use(model, MASK)
     assert model.blocks[0].training and "forward" not in vars(model.blocks[0])
+    model = nn.Sequential(Model(), nn.MultiheadAttention(32, 4))
+    use(model[0], MASK)
+    with pytest.raises(ValueError, match=r"MultiheadAttention without qkv.*use\(part"):
+        use(model, MASK)
     with pytest.raises(ValueError, match="no attention with qkv, proj, num_heads"):
         use(nn.Linear(3, 3), MASK)
     with pytest.raises(ValueError, match=r"mask is a function; .* \(call it: causal"):
