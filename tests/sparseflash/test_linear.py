@@ -1,5 +1,6 @@
 """Block-sparse linear layers against dense ones in float64: CPU, interpreter and GPU."""
 
+import copy
 import random
 
 import numpy as np
@@ -90,19 +91,40 @@ def check_some(seed: int, dtypes: list[torch.dtype], blocks: list[int]) -> None:
             mask.n_k, mask.n_q, mask=mask, bias=rng.random() < 0.7, dtype=dtype
         )
         return check(layer, layer.to_dense().double(), some_x(rng, mask.n_k, dtype))
-    pair = some_mask(rng, rows, cols, block), some_mask(rng, cols, rows, block)
+    finer = 1 + (block > 16 and rng.random() < 0.5)
+    second = some_mask(rng, finer * cols, finer * rows, block // finer)
+    pair = some_mask(rng, rows, cols, block), second
     act, gate = rng.choice(operator.ACTIVATIONS), rng.random() < 0.5
     options = {"activation": act, "gate": gate, "bias": rng.random() < 0.7}
+    x = some_x(rng, cols * block, dtype)
+    options["rank"] = rng.choice([0, 0, 5, block, block + 3])
     mlp = BlockSparseMLP(cols * block, rows * block, mask=pair, dtype=dtype, **options)
-    check(mlp, Dense(mlp), some_x(rng, cols * block, dtype))
+    for layer in (mlp.up, mlp.down) if options["rank"] else ():
+        nn.init.normal_(layer.up)
+    check(mlp, Dense(mlp), x)
+
+
+class DenseLinear(nn.Module):
+    """A layer in float64, of plain products."""
+
+    def __init__(self, layer: BlockSparseLinear):
+        super().__init__()
+        wide = copy.deepcopy(layer).double()
+        low = wide.up @ wide.down if wide.rank else 0
+        self.weight = nn.Parameter(wide.to_dense().weight.detach() - low)
+        self.bias, self.low, self.high = wide.bias, wide.down, wide.up
+
+    def forward(self, x):
+        weight = self.weight if self.low is None else self.weight + self.high @ self.low
+        return nn.functional.linear(x, weight, self.bias)
 
 
 class Dense(nn.Module):
-    """An MLP in float64, of torch's layers."""
+    """An MLP in float64, of plain products."""
 
     def __init__(self, mlp: BlockSparseMLP):
         super().__init__()
-        self.up, self.down = (layer.to_dense().double() for layer in (mlp.up, mlp.down))
+        self.up, self.down = DenseLinear(mlp.up), DenseLinear(mlp.down)
         kinds = {"gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "silu": nn.SiLU()}
         self.act, self.gate = kinds[mlp.activation], mlp.gate
 
@@ -163,7 +185,7 @@ def test_calls_of_other_layouts(kernels):
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("activation", operator.ACTIVATIONS)
 def test_gradcheck(activation, gate):
-    options = {"block_size": 16, "mask": masks.butterfly(16, 1), "rank": int(gate)}
+    options = {"block_size": 16, "mask": masks.butterfly(16, 1), "rank": 20 * gate}
     mlp = BlockSparseMLP(32, 64, activation=activation, gate=gate, **options).double()
     nn.init.normal_(mlp.up.weight)
     x = torch.randn(3, 32, dtype=torch.float64, requires_grad=True)
@@ -198,7 +220,7 @@ def test_operators(dtype):
 def test_compiled(fresh_dynamo):
     layers = nn.Sequential(
         BlockSparseLinear(32, 64, mask="butterfly:16", block_size=16, rank=2),
-        BlockSparseMLP(64, 32, mask=masks.local(20), block_size=16),
+        BlockSparseMLP(64, 32, mask=masks.local(20), block_size=16, rank=2),
     )
     compiled = torch.compile(layers, fullgraph=True, backend="aot_eager", dynamic=True)
     for n in (4, 7):
