@@ -5,7 +5,6 @@ A block may be a single token. What a query has seen is a row of bits, one for e
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from masks.segments import Segments, merged
 from masks.tiles import unpack_bits
 
 CHUNK_BYTES = 2 << 20  # of bits at a time, so that they stay in the cache
-FEW = 32  # rows: fewer are not worth a vectorised step
+RANGES_AT_ONCE = 1 << 10  # of which the words stay in the cache
 MOST_LAYERS = 256  # where no number is given
 
 Words = NDArray[np.uint64]
@@ -194,26 +193,26 @@ def _complete_crossings(segments: Segments) -> Segments:
 # ---- rows of bits as 64-bit words ----
 
 
-class _Level(NamedTuple):
-    """Ranges of 2**k to 2**(k+1) - 1 rows: the union of two ranges of 2**k that may overlap."""
-
-    steps: list[tuple[Ints, Ints, Ints]]  # (row, first, second): no row twice in a step
-    busy: list[tuple[int, Ints]]  # (row, starts): what many ranges go to
-
-
 class Ranges:
     """out[row] = the union of the rows first..stop - 1, for many (row, first, stop).
 
-    The cost goes with the number of ranges, not with their lengths.
+    The cost goes with the number of ranges, not with their lengths: the union of 2**k to
+    2**(k + 1) - 1 rows is that of two ranges of 2**k rows, which may overlap.
     """
 
     def __init__(self, row: Ints, first: Ints, stop: Ints, rows: int):
         self.rows = rows
-        self.levels: list[_Level] = []
+        self.levels: list[list[tuple[Ints, Ints, Ints, Ints]]] = []  # by k, in portions
         exponent = np.frexp(stop - first)[1] - 1
-        for k in range(int(exponent.max(initial=-1)) + 1):
-            here = exponent == k
-            self.levels.append(_level(row[here], first[here], stop[here] - (1 << k), rows))
+        order = np.lexsort((row, exponent))
+        row, first, second = row[order], first[order], (stop - (1 << exponent))[order]
+        ends = np.cumsum(np.bincount(exponent)).tolist()
+        for begin, end in zip([0, *ends], ends, strict=False):
+            self.levels.append([])
+            for at in range(begin, end, RANGES_AT_ONCE):
+                part = slice(at, min(at + RANGES_AT_ONCE, end))
+                heads = np.flatnonzero(np.diff(row[part], prepend=-1))
+                self.levels[-1].append((row[part][heads], heads, first[part], second[part]))
 
     def union(self, words: Words) -> Words:
         """(rows, W) from the rows of `words` (N, W)."""
@@ -222,37 +221,12 @@ class Ranges:
             if k:  # words[i] now is the union of 2**k rows from i on
                 half = 1 << (k - 1)
                 words = words[:-half] | words[half:]
-            for row, first, second in level.steps:
-                part = words.take(first, axis=0)
+            for row, heads, first, second in level:
+                found = words.take(first, axis=0)
                 if k:
-                    part |= words.take(second, axis=0)
-                if len(row) == self.rows:
-                    out |= part
-                else:
-                    out[row] |= part
-            for row, starts in level.busy:
-                out[row] |= np.bitwise_or.reduce(words.take(starts, axis=0), axis=0)
+                    found |= words.take(second, axis=0)
+                out[row] |= np.bitwise_or.reduceat(found, heads, axis=0)
         return out
-
-
-def _level(row: Ints, first: Ints, second: Ints, rows: int) -> _Level:
-    order = np.argsort(row, kind="stable")
-    row, first, second = row[order], first[order], second[order]
-    counts = np.bincount(row, minlength=rows)
-    begin = np.cumsum(counts) - counts
-    rank = np.arange(len(row)) - begin[row]
-    sizes = np.bincount(rank)  # rows that have so many ranges, or more; descending
-    n_steps = int(np.count_nonzero(sizes >= FEW)) if rows >= FEW else len(sizes)
-    by_rank = np.argsort(rank, kind="stable")
-    bounds = np.cumsum(np.append(0, sizes[:n_steps]))
-    steps = [
-        (row[i], first[i], second[i]) for i in (by_rank[a:b] for a, b in pairwise(bounds.tolist()))
-    ]
-    busy = []
-    for r in np.flatnonzero(counts > n_steps).tolist():
-        i = slice(begin[r] + n_steps, begin[r] + counts[r])
-        busy.append((r, np.concatenate([first[i], second[i]])))
-    return _Level(steps, busy)
 
 
 def prefixes(lengths: Ints, begin: int, stop: int) -> Words:
