@@ -19,7 +19,7 @@ import numpy as np
 from masks import runs as rl
 from masks.analysis.check import Report, check
 from masks.analysis.partition import Partition, partition
-from masks.analysis.reach import Reach, reach_of
+from masks.analysis.reach import Reach, built, reach
 from masks.analysis.stats import Stats
 from masks.block_mask import BlockMask
 from masks.build import build
@@ -134,9 +134,20 @@ class Mask(Keyed):
         """Build, and count: densities, loads, holes, distances; see `BlockMask.stats`."""
         return self.build(n_q, n_k, block_size, heads=heads).stats()
 
-    def reach(self, seq_len: int, layers: int | None = None, **options: Any) -> Reach:
-        """Return what is seen after 1, 2, .. layers; see `masks.analysis.reach.reach_of`."""
-        return reach_of(self, seq_len, layers, **options)
+    def reach(
+        self,
+        seq_len: int,
+        layers: int | None = None,
+        *,
+        block_size: int | tuple[int, int] = 128,
+        heads: int | None = None,
+        **options: Any,
+    ) -> Reach:
+        """Build, and return what is seen after 1, 2, .. layers; see `masks.analysis.reach.reach`.
+
+        A mask that differs from layer to layer needs `layers`.
+        """
+        return reach(built(self, seq_len, layers, block_size, heads), layers, **options)
 
     def partition(
         self, n: int, ranks: int, block_size: int = 128, *, heads: int | None = None, **options: Any

@@ -189,25 +189,6 @@ def reach(
     )
 
 
-def reach_of(
-    mask: Mask,
-    seq_len: int,
-    layers: int | None = None,
-    *,
-    causal: bool = False,
-    exact: bool | None = None,
-    block_size: int | tuple[int, int] = 128,
-    heads: int | None = None,
-    batch: int | None = None,
-) -> Reach:
-    """Return the reach of a mask at one length; see `reach`, and `Mask.build` for `heads`.
-
-    A mask that differs from layer to layer needs `layers`.
-    """
-    blocks = built(mask, seq_len, layers, block_size, heads)
-    return reach(blocks, layers, causal=causal, exact=exact, batch=batch)
-
-
 def built(
     mask: Mask, seq_len: int, layers: int | None, block_size: Any, heads: int | None
 ) -> list[BlockMask]:

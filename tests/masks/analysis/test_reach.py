@@ -8,7 +8,7 @@ import pytest
 import masks
 from masks import BlockMask, Mask, segments
 from masks.analysis import layers
-from masks.analysis.reach import reach, reach_of
+from masks.analysis.reach import reach
 from masks.analysis.stats import stats
 from tests.masks.analysis.test_stats import any_mask
 from tests.masks.helpers import brute_layout
@@ -90,20 +90,14 @@ def test_blocks_are_bounds(seed: int):
 
 def test_diagonal_blocks_count_from_their_layer_on():
     near, far = masks.local(0), masks.causal()
-    found = reach_of(masks.layers(near, near, far), 64, 3, causal=True, exact=False, block_size=16)
+    found = masks.layers(near, near, far).reach(64, 3, causal=True, exact=False, block_size=16)
     assert found.lower == (0, 0, 1) and found.upper == (0.4, 0.4, 1)
-    found = reach_of(masks.layers(far, near), 64, 2, causal=True, exact=False, block_size=16)
+    found = masks.layers(far, near).reach(64, 2, causal=True, exact=False, block_size=16)
     assert found.lower == (1,)
-    found = reach_of(
-        masks.layers(masks.block_diagonal(16) & far, near),
-        64,
-        2,
-        causal=True,
-        exact=False,
-        block_size=16,
-    )
+    blocks = masks.layers(masks.block_diagonal(16) & far, near)
+    found = blocks.reach(64, 2, causal=True, exact=False, block_size=16)
     assert found.lower == (0.4, 0.4)  # they stay seen
-    found = reach_of(far - near, 64, 1, causal=True, exact=False, block_size=16)
+    found = (far - near).reach(64, 1, causal=True, exact=False, block_size=16)
     assert found.lower == (0.6,)  # no query sees itself, so no block on the diagonal is all seen
 
 
@@ -176,11 +170,11 @@ def test_every_batch_entry_has_its_own_reach():
     own, same = masks.mask_from(array), masks.local(7)
     for exact in (False, True):
         options = {"exact": exact, "block_size": 16}
-        alone, together = (reach_of(own, 64, 1, batch=b, **options) for b in (0, 1))
+        alone, together = (own.reach(64, 1, batch=b, **options) for b in (0, 1))
         assert (alone.at_least, together.at_least) == (None, 1)
         stacked = masks.layers(same, own)
-        found = [reach_of(stacked, 64, 2, batch=b, **options) for b in (0, 1)]
-        expected = [reach_of(same, 64, 1, **options), reach_of(masks.dense(), 64, 1, **options)]
+        found = [stacked.reach(64, 2, batch=b, **options) for b in (0, 1)]
+        expected = [same.reach(64, 1, **options), masks.dense().reach(64, 1, **options)]
         assert [f.upper[-1] for f in found] == [f.upper[-1] for f in expected]
     for mask, depth in ((own, None), (stacked, 2)):
         with pytest.raises(ValueError, match=r"the 2 batch entries have .* give batch=0 to 1"):
