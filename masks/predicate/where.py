@@ -310,52 +310,41 @@ class Predicate(Rule):
     def call(self, *arrays: Ints) -> Bools:
         return _call(self.fn, self.name, arrays)
 
-    def runs(self, grid: Grid) -> Runs:
-        rule, reason = self._rule(grid)
-        if rule is None:
-            pairs = grid.n_q * grid.n_k * grid.slices
-            warnings.warn(
-                f"{self.name} is evaluated for up to {pairs:,} pairs, one by one: {reason}",
-                UserWarning,
-                stacklevel=2,
-            )
-            return rl.constant(rl.MIXED)
-        return super().runs(grid)
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        if self._rule(grid)[0] is None:
-            return Leaf.signature(self, grid, s, row, col)
-        return super().signature(grid, s, row, col)
-
-    def place(self, grid: Grid) -> Placed:
-        placed = super().place(grid)
-        if self._rule(grid)[0] is not None:
-            return placed
+    def _place(self, grid: Grid) -> Placed:
+        reason = self._unbounded(grid)
+        if not reason:
+            return super()._place(grid)
+        warnings.warn(
+            f"{self.name} is evaluated for up to {grid.n_q * grid.n_k * grid.slices:,} pairs, one "
+            f"by one: {reason}",
+            UserWarning,
+            stacklevel=2,
+        )
         pairs = 0
 
         def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
             nonlocal pairs
-            result = placed.allowed(s, q, k)
+            result = self.allowed(grid, s, q, k)
             pairs += result.size
             if pairs > PAIRS:
                 raise ValueError(
                     f"{self.name} would be evaluated for more than {PAIRS:,} pairs: build for "
-                    f"fewer tokens, or mend this: {self._rule(grid)[1]}"
+                    f"fewer tokens, or mend this: {reason}"
                 )
             return result
 
-        return placed._replace(allowed=allowed)
+        return Placed(rl.constant(rl.MIXED), allowed, lambda x: [x])
 
-    def _rule(self, grid: Grid) -> tuple[Expression | None, str]:
-        """Return what can be bounded on this grid, or why it cannot."""
+    def _unbounded(self, grid: Grid) -> str:
+        """Return why the blocks of this grid cannot be bounded, or ""."""
         if self.traced is None:
-            return None, self.reason
+            return self.reason
         try:
             greatest = {"q": grid.n_q, "k": grid.n_k, "h": grid.heads, "b": grid.batch}
             check_size(self.traced, {name: max(n, _FEW) for name, n in greatest.items()})
         except Unsupported as error:
-            return None, str(error)
-        return self.traced, ""
+            return str(error)
+        return ""
 
     def __reduce__(self):
         if not self.anonymous:
