@@ -178,19 +178,6 @@ def concatenated(parts: list[tuple[Ints, NDArray]]) -> tuple[Ints, NDArray]:
     return starts, codes
 
 
-def from_steps(grid: Grid, steps: Ints, codes: NDArray) -> Runs:
-    """Codes row by row: codes[row, i] holds from column steps[row, i] to steps[row, i + 1].
-
-    Args:
-        steps: (slices * rows, S) columns in [0, cols], ascending along a row, the first one 0.
-        codes: (slices * rows, S), or (S,) for all rows.
-    """
-    line_start = np.arange(len(steps), dtype=np.int64) * grid.cols
-    starts = line_start[:, None] + steps
-    codes = np.broadcast_to(codes, steps.shape).astype(np.uint8)
-    return Runs(*compact(starts.ravel(), codes.ravel(), grid.size))
-
-
 def from_segments(grid: Grid, start: Ints, stop: Ints, codes: NDArray) -> Runs:
     """codes[i] on the positions start[i]..stop[i] - 1, EMPTY elsewhere.
 

@@ -3,7 +3,6 @@ distinct ones.
 """
 
 from collections.abc import Iterator
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -34,6 +33,13 @@ def unpack_bits(bits: NDArray[np.uint32], block_k: int) -> Bools:
     return np.unpackbits(bytes_, axis=-1, bitorder="little")[..., :block_k].view(bool)
 
 
+def _between(size: int, first: int, stop: int) -> Bools:
+    """(2, 2, size) the places of a block that exist, by whether it is cut before and behind."""
+    at = np.arange(size)
+    begins, ends = np.stack([at >= 0, at >= first]), np.stack([at < size, at < stop])
+    return begins[:, None] & ends
+
+
 def _any(bits: Words) -> Bools:
     """(T,) whether a tile has a bit."""
     words = bits.reshape(len(bits), prod(bits.shape[1:]))
@@ -45,13 +51,12 @@ class Tiles:
 
     def __init__(self, grid: Grid):
         self.grid = grid
-        q, k = np.arange(grid.block_q)[:, None], np.arange(grid.block_k)
-        first_q, first_k = max(-grid.q_origin, 0), max(-grid.k_origin, 0)
         last_q = (grid.n_q - grid.q_origin - 1) % grid.block_q + 1
         last_k = (grid.n_k - grid.k_origin - 1) % grid.block_k + 1
-        ends = product((0, first_q), (0, first_k), (grid.block_q, last_q), (grid.block_k, last_k))
-        exists = [(q >= a) & (q < c) & (k >= b) & (k < d) for a, b, c, d in ends]
-        self.exists = pack_bits(np.stack(exists))  # by Grid.cut
+        rows = _between(grid.block_q, max(-grid.q_origin, 0), last_q)
+        cols = pack_bits(_between(grid.block_k, max(-grid.k_origin, 0), last_k))
+        exists = np.where(rows[:, None, :, None, :, None], cols[:, None, :, None], np.uint32(0))
+        self.exists = exists.reshape(16, *exists.shape[-2:])  # by Grid.cut
         self._numbers: dict[int | bytes, int] = {}  # by hash, or by content where hashes are equal
         self._tiles = np.empty((0, *self.exists.shape[1:]), np.uint32)  # the first of them count
         self._count = 0

@@ -1,4 +1,4 @@
-"""Block codes of token rectangles, of intervals of blocks, and of rows that repeat."""
+"""Block codes of token rectangles and of intervals of blocks, and numbers of equal rows."""
 
 from collections.abc import Callable
 from math import prod
@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.runs import Grid, Ints, Runs, expand
+
+ROWS_AT_ONCE = 1 << 8  # bounds the memory for hashes
 
 
 def rectangle_runs(
@@ -57,23 +59,6 @@ def interval_runs(grid: Grid, line: Ints, first: Ints, stop: Ints, code: NDArray
     codes = np.where(depth >= full, rl.FULL, np.where(depth > 0, rl.MIXED, rl.EMPTY))
     codes = np.append(rl.EMPTY, codes).astype(np.uint8)
     return Runs(*rl.compact(np.append(0, x), codes, grid.size))
-
-
-ROWS_AT_ONCE = 1 << 8  # bounds the memory for hashes
-
-
-def row_intervals(grid: Grid, touched: tuple[Ints, Ints], full: tuple[Ints, Ints]) -> Runs:
-    """Codes of rows that touch one interval of columns each, and fill one inside of it.
-
-    Args:
-        touched, full: first columns and the columns after the last, (slices * rows,) each; an
-            interval is empty where its first column is not before its end.
-    """
-    first, stop = touched
-    some_full = (first < stop) & (full[0] < full[1])
-    full_first, full_stop = (np.where(some_full, column, stop) for column in full)
-    steps = np.stack([np.zeros_like(first), first, full_first, full_stop, stop], axis=1)
-    return rl.from_steps(grid, steps, np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY]))
 
 
 def by_pairs(find: Callable[[Ints, Ints], NDArray], row: Ints, col: Ints) -> NDArray:

@@ -66,8 +66,7 @@ class ArrayMask(Leaf):
             some = np.logical_or.reduceat(tokens.any(0), grid.k_first)
             every = np.logical_and.reduceat(tokens.all(0), grid.k_first)
             codes[line] = np.where(every, rl.FULL, np.where(some, rl.MIXED, rl.EMPTY))
-        steps = np.broadcast_to(np.arange(grid.cols), codes.shape)
-        return rl.from_steps(grid, steps, codes)
+        return Runs(*rl.joined(np.arange(grid.size), codes.ravel()))
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         return self.data[s // grid.heads, s % grid.heads, q, k]

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import FAR, ascending, integer
-from masks.leaves.geometry import row_intervals
 from masks.leaves.leaf import Leaf, aligned
 from masks.predicate.where import ByDistance, Rule, by_distance
 from masks.registry import canonical, pattern
@@ -233,11 +233,15 @@ class Band(ByDistance):
         low, high = np.maximum(first - self.high, 0), np.minimum(last - self.low, grid.n_k - 1)
         touched = (low - origin) // block, (high - origin) // block + 1
         begin, stop = (np.clip(x, 0, grid.cols) for x in touched)
-        full = (
-            np.searchsorted(grid.k_first, last - self.high, "left"),
-            np.searchsorted(grid.k_last, first - self.low, "right"),
-        )
-        return row_intervals(grid, (np.where(low <= high, begin, stop), stop), full)
+        full = np.searchsorted(grid.k_first, last - self.high, "left")
+        full_stop = np.searchsorted(grid.k_last, first - self.low, "right")
+        none = (low > high) | (full >= full_stop)
+        full, full_stop = np.where(none, stop, full), np.where(none, stop, full_stop)
+        begin = np.where(low > high, stop, begin)
+        steps = np.stack([np.zeros_like(begin), begin, full, full_stop, stop], axis=1)
+        starts = steps + np.arange(grid.rows)[:, None] * grid.cols
+        codes = np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY], np.uint8)
+        return Runs(*rl.compact(starts.ravel(), np.tile(codes, grid.rows), grid.size))
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         return grid.q_token(row) - grid.k_token(col)  # a band looks the same along a diagonal
