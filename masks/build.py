@@ -101,11 +101,9 @@ def settle(
     `look` gets one block of each kind, ascending, in chunks.
     """
     found, seen, looked = [], np.zeros(0, np.int64), np.zeros(0, decided.dtype)
-    for here, first, count in _portions(placed.runs, grid):
-        known = placed.runs.codes[here]
-        x, codes = rl.ranges(placed.runs.starts[here] + first, count), decided[known]
-        codes = codes if len(x) == len(codes) else np.repeat(codes, count)
-        if len(at := np.flatnonzero(np.repeat(known == rl.MIXED, count))):
+    for x, known in _portions(placed.runs, grid):
+        codes = decided[known]
+        if len(at := np.flatnonzero(known == rl.MIXED)):
             blocks = np.append(seen, x[at])
             _, row, col = grid.split(blocks)
             first, group = _groups([grid.cut(row, col), *placed.signature(blocks)])
@@ -117,28 +115,18 @@ def settle(
     return rl.concatenated(found)
 
 
-def _portions(runs: rl.Runs, grid: Grid) -> Iterator[tuple[slice, Ints, Ints]]:
-    """Cut the runs into portions with up to BLOCKS_AT_ONCE MIXED blocks.
-
-    Yields:
-        (runs, first, count): `count` blocks from number `first` on of each MIXED run, which may be
-        cut, and the first block of each other run.
+def _portions(runs: rl.Runs, grid: Grid) -> Iterator[tuple[Ints, rl.Codes]]:
+    """Yield (x, code) of every block of the MIXED runs, and of the first one of each other run, up
+    to BLOCKS_AT_ONCE at a time.
     """
     for at in range(0, len(runs.starts), RUNS_AT_ONCE):
-        codes, ends = runs.codes[at : at + RUNS_AT_ONCE], runs.starts[at : at + RUNS_AT_ONCE + 1]
-        ends = ends if len(ends) > len(codes) else np.append(ends, grid.size)
-        lengths = np.where(codes == rl.MIXED, np.diff(ends), 0)
-        stops, low = np.cumsum(lengths), 0
-        total = int(stops[-1])
-        for begin in range(0, max(total, 1), BLOCKS_AT_ONCE):
-            end = begin + BLOCKS_AT_ONCE
-            high = len(stops) if end >= total else int(np.searchsorted(stops, end)) + 1
-            here = slice(low, high)
-            before = stops[here] - lengths[here]
-            first = np.maximum(begin - before, 0)
-            count = np.minimum(lengths[here], end - before) - first
-            yield slice(at + low, at + high), first, np.where(lengths[here] > 0, count, 1)
-            low = high - (stops[high - 1] > end)
+        codes, starts = runs.codes[at : at + RUNS_AT_ONCE], runs.starts[at : at + RUNS_AT_ONCE + 1]
+        starts = starts if len(starts) > len(codes) else np.append(starts, grid.size)
+        stops = np.append(0, np.cumsum(np.where(codes == rl.MIXED, np.diff(starts), 1)))
+        for begin in range(0, int(stops[-1]), BLOCKS_AT_ONCE):
+            ends = np.clip(stops, begin, begin + BLOCKS_AT_ONCE)
+            count = np.diff(ends)
+            yield rl.ranges((starts + ends - stops)[:-1], count), np.repeat(codes, count)
 
 
 def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> NDArray[np.int32]:

@@ -3,7 +3,6 @@
 A block may be a single token. What a query has seen is a row of bits, one for each key.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -64,17 +63,17 @@ class Walk:
         wanted: (rows,), how many key blocks from the first one on each query block should see.
         relations: one a layer, repeated.
         own: whether a query block has its own tokens from the start.
-        gained: (begin, end) -> for every relation, bits that a layer adds whatever the states.
-        counted: (begin, end) -> for every relation, bits that count as seen from its layer on, but
-            are not part of the states.
+        gained: for every relation, keys that a layer adds whatever the states.
+        counted: for every relation, keys that count as seen from its layer on, but are not part of
+            the states.
     """
 
     grid: Grid
     wanted: Ints
     relations: list[Relation]
     own: bool = True
-    gained: Callable[[int, int], list[Words]] | None = None
-    counted: Callable[[int, int], list[Words]] | None = None
+    gained: tuple["Ranges", ...] = ()
+    counted: tuple["Ranges", ...] = ()
 
     def run(self, layers: int | None) -> Seen:
         """Walk `layers` layers, or until nothing changes, in chunks of keys."""
@@ -98,8 +97,9 @@ class Walk:
         if self.own:
             first, last = grid.q_first // grid.block_k, grid.q_last // grid.block_k
             states = ranges_of_ones(first, last + 1, begin, end)
-        gained = self.gained(begin, end) if self.gained else None
-        counted = self.counted(begin, end) if self.counted else None
+        keys = np.arange(grid.cols)
+        each = ranges_of_ones(keys, keys + 1, begin, end)
+        gained, counted = ([one.union(each) for one in x] for x in (self.gained, self.counted))
         history: list[int] = []
         uniform, found, also = len(self.relations) == 1, states, np.zeros_like(states)
         for layer in range(MOST_LAYERS if layers is None else layers):
@@ -140,20 +140,10 @@ def surely(stack: list[Segments], causal: bool) -> Walk:
     """
     grid = stack[0].grid
     relations = [Relation(_covering_blocks(segments), whole=True) for segments in stack]
-    full = [Relation(segments.where(segments.full)).ranges for segments in stack]
-    crossing = [Relation(_complete_crossings(segments)).ranges for segments in stack]
-    keys = np.arange(grid.cols)
-
-    def gained(begin: int, end: int) -> list[Words]:
-        own = ranges_of_ones(keys, keys + 1, begin, end)
-        return [one.union(own) for one in full]
-
-    def counted(begin: int, end: int) -> list[Words]:
-        own = ranges_of_ones(keys, keys + 1, begin, end)
-        return [one.union(own) for one in crossing]
-
-    more = counted if causal else None
-    return Walk(grid, _wanted(grid, causal), relations, False, gained, more)
+    gained = tuple(Relation(segments.where(segments.full)).ranges for segments in stack)
+    crossing = tuple(Relation(_complete_crossings(segments)).ranges for segments in stack)
+    counted = crossing if causal else ()
+    return Walk(grid, _wanted(grid, causal), relations, False, gained, counted)
 
 
 def _wanted(grid: Grid, causal: bool) -> Ints:
