@@ -88,10 +88,10 @@ class BlockMask(Keyed):
 
     @classmethod
     def of(
-        cls, grid: Grid, starts: Ints, codes: NDArray, tiles: Tiles, text: str = ""
+        cls, grid: Grid, starts: Ints, codes: NDArray, bits: NDArray, text: str = ""
     ) -> "BlockMask":
-        """Return the block mask of the tokens of a grid, from runs whose codes number `tiles`."""
-        bits = ordered(tiles, codes)  # numbers the codes again
+        """Return the block mask of the tokens of a grid, from runs whose codes number `bits`."""
+        bits = ordered(bits, codes)  # numbers the codes again
         n_q, n_k = grid.n_q - grid.q_origin, grid.n_k - grid.k_origin
         sizes = grid.block_q, grid.block_k
         return cls(n_q, n_k, sizes, grid.batch, grid.heads, starts, codes, bits, text)
@@ -104,7 +104,7 @@ class BlockMask(Keyed):
         elsewhere; x ascends.
         """
         starts, codes = _runs(x, codes, tiles.grid.size)
-        return cls.of(tiles.grid, starts, codes, tiles, text)
+        return cls.of(tiles.grid, starts, codes, tiles.bits, text)
 
     @classmethod
     def of_segments(
@@ -137,13 +137,7 @@ class BlockMask(Keyed):
         x = (blocks.s * grid.rows + blocks.row) * grid.cols + blocks.col
         order = np.argsort(x, kind="stable")
         x, tile = x[order], tile[order]
-        used, first = np.unique(tile[tile >= 0], return_index=True)
-        used = used[np.argsort(first)]
-        number = np.full(len(bits) + 1, FULL)  # the last entry is that of a full block, -1
-        number[used] = np.arange(len(used))
-        starts, codes = _runs(x, number[tile], grid.size)
-        sizes = block_q, block_k
-        return cls(n_q, n_k, sizes, grid.batch, grid.heads, starts, codes, bits[used])
+        return cls.of(grid, *_runs(x, tile, grid.size), bits)
 
     @classmethod
     def from_dense(cls, array: ArrayLike, block_size: int | tuple[int, int] = 128) -> "BlockMask":

@@ -89,7 +89,7 @@ def resolve(mask: Mask, grid: Grid) -> BlockMask:
     repeats = mask.repeats(grid)
     copies = Copies(grid, repeats) if repeats else None
     starts, codes = copies.runs(look) if copies and copies.worthwhile else look(grid)
-    return BlockMask.of(grid, starts, codes, tiles, mask.key)
+    return BlockMask.of(grid, starts, codes, tiles.bits, mask.key)
 
 
 def settle(

@@ -208,7 +208,6 @@ def _laid(grid: Grid, parts: list[Part]) -> tuple[Ints, NDArray[np.int32]]:
 # ---- squares ----
 
 PORTION = 1 << 15  # squares looked at together: what is computed from them stays in cache
-WAITING = 1 << 21  # segments kept before neighbours are joined
 
 
 class Squares(NamedTuple):
@@ -227,17 +226,11 @@ def classify(grid: Grid, codes_of: Callable[[Squares], Codes]) -> Runs:
     s, row, col = first.reshape(3, -1).astype(np.int64)
     stack = [Squares(size, s, row * size, col * size)]
     found: list[tuple[Ints, Ints, Codes]] = []  # (start, stop, code)
-    held, limit = 0, WAITING
     while stack:
         squares = stack.pop()
         code = np.broadcast_to(codes_of(squares), squares.row.shape)
         decided = code == rl.FULL if squares.size > 1 else code != rl.EMPTY
         found.append(_segments(grid, _choose(squares, decided), code[decided]))
-        held += len(found[-1][0])
-        if held > limit:
-            found = [_join(found)]
-            held = len(found[0][0])
-            limit = max(WAITING, 2 * held)
         if squares.size > 1:
             smaller = _quarters(grid, _choose(squares, code == rl.MIXED))
             starts = range(0, len(smaller.row), PORTION)

@@ -66,9 +66,6 @@ class Tiles:
         at_once = max(1, PAIRS_AT_ONCE // (pairs or self.grid.block_q * self.grid.block_k))
         return (slice(i, min(i + at_once, count)) for i in range(0, count, at_once))
 
-    def __len__(self) -> int:
-        return self._count
-
     @property
     def bits(self) -> Words:
         """uint32 (T, block_q, words), as `BlockMask.bits`."""
@@ -120,21 +117,21 @@ class Tiles:
         return codes[kind]
 
 
-def ordered(tiles: Tiles, codes: NDArray[np.int32]) -> Words:
-    """Return the bits of the tiles that are used, in the order of their appearance.
+def ordered(bits: Words, codes: NDArray[np.int32]) -> Words:
+    """Return the tiles that are used, in the order of their appearance.
 
     `codes` becomes their numbers in it.
     """
     order = np.arange(0)
-    new = np.full(len(tiles) + 2, -3, np.int32)
+    new = np.full(len(bits) + 2, -3, np.int32)
     new[[EMPTY, FULL]] = EMPTY, FULL  # from the end
     parts = [codes[i : i + CODES_AT_ONCE] for i in range(0, len(codes), CODES_AT_ONCE)]
     for part in parts:
-        if len(order) == len(tiles):
+        if len(order) == len(bits):
             break
         unseen = part[new[part] == -3]
         if len(unseen):
-            first = np.full(len(tiles), len(unseen))
+            first = np.full(len(bits), len(unseen))
             first[unseen[::-1]] = np.arange(len(unseen) - 1, -1, -1)  # the first place of each
             unseen = unseen[np.sort(first[first < len(unseen)])]
             new[unseen] = np.arange(len(order), len(order) + len(unseen))
@@ -142,8 +139,8 @@ def ordered(tiles: Tiles, codes: NDArray[np.int32]) -> Words:
     if (order != np.arange(len(order))).any():
         for part in parts:
             part[:] = new[part]
-        return tiles.bits[order]
-    return tiles.bits[: len(order)]
+        return bits[order]
+    return bits[: len(order)]
 
 
 def edge_tiles(n_q: int, n_k: int, block_size: tuple[int, int]) -> np.ndarray:

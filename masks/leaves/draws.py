@@ -98,10 +98,7 @@ def choose(keys: Words, count: Ints, n: Ints) -> tuple[Ints, Ints]:
                 kept = np.arange(n[rows].max()) < n[rows, None]
                 np.put_along_axis(kept, chosen, False, axis=1)
                 chosen = np.nonzero(kept)[1]
-            if rows[-1] - rows[0] == len(rows) - 1:  # neighbours: so are their places
-                values[begin[rows[0]] : begin[rows[-1]] + count[rows[-1]]] = chosen.ravel()
-            else:
-                values[ranges(begin[rows], count[rows])] = chosen.ravel()
+            values[ranges(begin[rows], count[rows])] = chosen.ravel()
     return np.repeat(np.arange(len(keys)), count), values
 
 

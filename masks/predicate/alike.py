@@ -100,8 +100,7 @@ class BlockSignature:
     In the block whose first query is Q and first key is K, every integer of the predicate is a
     `base`, one number of the block, plus a function of the places inside the block that is the same
     in every block with equal `columns`. For q the base is Q; for q - k it is Q - K; for q // W it
-    is Q // W, and the column Q % W says where inside the block it steps. For an entry of a table it
-    is the first entry, and a column numbers the differences of the others. Once a number is
+    is Q // W, and the column Q % W says where inside the block it steps. Once a number is
     compared its base becomes a column too. What is the same everywhere in a block, or decided by
     another operand, needs no columns.
 
@@ -194,10 +193,6 @@ class BlockSignature:
         divisor = _divisor(node)
         if divisor is not None and divisor > 0:
             return self._divided(node, divisor)
-        if node.op == "absolute":
-            return self._absolute(node)
-        if node.op == "entry" and (side := _walks(node.args[0])):
-            return self._entries(node, side)
         return Alike(np.zeros(self.shape, np.int64), self._all(node.args))
 
     def _divided(self, node: Expression, divisor: int) -> Alike:
@@ -209,20 +204,6 @@ class BlockSignature:
         if node.op == "floor_divide":
             return Alike(np.where(steps, base // divisor, quotient), (*columns, *phase))
         return Alike(np.where(steps, 0, base - quotient * divisor), (*columns, *phase))
-
-    def _absolute(self, node: Expression) -> Alike:
-        base, columns = self._of(node.args[0])
-        low, high = self.bounds.range(node.args[0])
-        sign = np.broadcast_to(np.sign(low) + np.sign(high), self.shape)
-        turns = np.broadcast_to((low < 0) & (high > 0), self.shape)
-        sign = np.where(turns, 0, np.sign(sign)).astype(np.int64)
-        return Alike(base * sign, (*columns, sign, *_only((base,), turns)))
-
-    def _entries(self, node: Expression, side: str) -> Alike:
-        first, which = np.unique(self._of(node.args[0]).base, return_inverse=True)
-        entries = self._block(node.data, first, side)
-        kind = row_numbers(entries - entries[:, :1])
-        return Alike(entries[which, 0], (kind[which],))
 
 
 def _walks(index: Expression) -> str | None:

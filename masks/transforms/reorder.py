@@ -239,12 +239,11 @@ def regroup(fine: Runs, grid: Grid, rows: Side, cols: Side) -> Runs:
     for s in range(grid.slices):
         for number, begin in enumerate(range(0, grid.rows, step)):
             part = slice(bounds[number], bounds[number + 1])
-            size = min(step, grid.rows - begin) * grid.cols
             local, line = rows.block[part] - begin, rows.segment[part] + s * rows.segments
             at, full = _cells(fine, ends, local, line, cols.segments)
             local, segment = quotient(at, cols.segments)
             of, entry = expand(ptr[segment], ptr[segment + 1])
-            x, filled = _sums(local[of] * grid.cols + block[entry], full[of], size)
+            x, filled = _sums(local[of] * grid.cols + block[entry], full[of])
             row, col = quotient(x, grid.cols)
             area = rows.count[begin + row] * cols.count[col]
             code = np.where(filled == area, rl.FULL, rl.MIXED).astype(np.uint8)
@@ -255,11 +254,8 @@ def regroup(fine: Runs, grid: Grid, rows: Side, cols: Side) -> Runs:
     return rl.from_segments(grid, *map(np.concatenate, zip(*segments, strict=True)))
 
 
-def _sums(place: Ints, weight: Ints, size: int) -> tuple[Ints, Ints]:
-    """(x, sum): the different places below `size`, and the weight at each."""
-    if 8 * len(place) > size:
-        x = np.flatnonzero(np.bincount(place, minlength=size))
-        return x, np.bincount(place, weight, size)[x]
+def _sums(place: Ints, weight: Ints) -> tuple[Ints, Ints]:
+    """(x, sum): the different places, ascending, and the weight at each."""
     order = np.argsort(place, kind="stable")
     place = place[order]
     heads = np.flatnonzero(np.diff(place, prepend=-1))
