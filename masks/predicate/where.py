@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -17,7 +17,7 @@ from masks.leaves.leaf import Leaf, aligned
 from masks.looks import Copies, Squares, classify
 from masks.predicate.alike import BlockSignature, combine, moves_of, tables_of
 from masks.predicate.bounds import Bounds, check_known, check_size
-from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, atom, lift
+from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, atom, lift, walk
 from masks.predicate.table import Table
 from masks.registry import canonical, pattern
 from masks.runs import Bools, Codes, Grid, Ints, Runs, expand, quotient
@@ -37,7 +37,8 @@ _REMEDY = (
 )
 _NO_TENSORS = "masks.table(ids)[q] for a torch tensor ids[q]"
 
-_words: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()  # the functions seen, by name#number
+# by function and by what it computes: name#number
+_words: "WeakKeyDictionary[Any, dict[Hashable, str]]" = WeakKeyDictionary()
 _functions: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
 _counter = itertools.count(1)
 
@@ -64,8 +65,9 @@ def where(
         batch: the number of batch entries, where the mask differs among them.
 
     The text of the mask means something in this process only, while the function lives, and two
-    masks are equal when their functions are one object. Where a function with `@masks.pattern()`
-    returns the mask, the text is the call of that function, which `parse` reads.
+    masks are equal when their functions are one object, which still computes the same. Where a
+    function with `@masks.pattern()` returns the mask, the text is the call of that function, which
+    `parse` reads.
 
     Raises:
         ValueError: fn does not take arrays, a parameter has the name of another one, or the result
@@ -87,18 +89,29 @@ def where(
         rule, reason = None, str(error) or type(error).__name__
     period = 0 if per_head else 1
     mask = Predicate(fn, places, period, batch, name, rule, reason)
-    return canonical(mask, fn=_word(fn, name))
+    return canonical(mask, fn=_word(fn, name, rule))
 
 
-def _word(fn: Callable[..., Any], name: str) -> str:
-    """name#number, the same for the same object, and for no other."""
+def _word(fn: Callable[..., Any], name: str, rule: Expression | None) -> str:
+    """name#number, the same for the same object while its rule is the same, and for no other."""
     word = f"{name}#{next(_counter)}"
     try:
-        word = _words.setdefault(fn, word)
+        word = _words.setdefault(fn, {}).setdefault(_content(rule), word)
         _functions[word] = fn
     except TypeError:  # no weak reference, or no hash
         pass
     return word
+
+
+def _content(rule: Expression | None) -> Hashable:
+    """Return what is equal for rules that are node for node alike."""
+    number: dict[Expression, int] = {}
+    nodes: dict[Hashable, int] = {}
+    for node in walk(rule) if rule is not None else ():
+        data = hash(node.data.data.tobytes()) if isinstance(node.data, Table) else node.data
+        entry = node.op, node.kind, data, *(number[arg] for arg in node.args)
+        number[node] = nodes.setdefault(entry, len(nodes))
+    return tuple(nodes)
 
 
 def _function(word: Any) -> Callable[..., Any]:

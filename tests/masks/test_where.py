@@ -295,3 +295,18 @@ def test_codes_and_signatures():
     for i, text in enumerate(texts(ALIKE) + texts(TRUTHS) + compared):
         with note(text):
             check_codes_and_signatures(text, Grid(60, 55, *((4, 4), (3, 8), (8, 5))[i % 3]))
+
+
+def test_a_function_that_changed_makes_another_mask():
+    width, ids = 3, np.arange(100) // 9
+    q, k = np.arange(100)[:, None], np.arange(100)
+
+    def rule(q, k):
+        return (abs(q - k) <= width) | (table(ids)[q] == k)
+
+    for width in (3, 10, 3):  # noqa: B007 (the rule reads it)
+        mask = where(rule)
+        assert mask == where(rule)
+        assert np.array_equal(mask.build(100).to_dense()[0, 0], rule(q, k))
+    ids = ids[::-1]
+    assert np.array_equal(where(rule).build(100).to_dense()[0, 0], rule(q, k))
