@@ -134,6 +134,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse, _):  # type: ignore[override]
         q, k, v, out, lse, seed, *terms = ctx.saved_tensors
+        layouts = ctx.plan.problem[3:6]
+        if (q.stride(), k.stride(), v.stride()) != layouts:  # by hooks of saved tensors
+            q, k, v = map(_laid_out, (q, k, v), layouts)
         saved = Saved(q, k, v, out, lse, seed, TermTensors.of(terms))
         if dout is None:
             dout = torch.zeros_like(saved.out)
@@ -150,6 +153,12 @@ class _Attention(torch.autograd.Function):
             gradients = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
         dq, dk, dv, *others = gradients
         return dq, dk, dv, None, None, None, *_of_terms(others, ctx.plan.problem.options, terms)
+
+
+def _laid_out(t: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return t with these strides."""
+    part = t[tuple(slice(None if stride else 1) for stride in strides)]
+    return part.new_empty_strided(part.shape, strides).copy_(part).expand(t.shape)
 
 
 def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import masks
 import sparseflash
 from sparseflash import attention, plan, select
 from sparseflash.operators import attention as ops
+from sparseflash.plan import Plan
 from sparseflash.testing import assert_close, make_qkv, relative_error
 from tests.op_cases import (
     BACKENDS,
@@ -265,6 +266,22 @@ def test_tensor_subclass_meets_the_operator():
 def test_checkpointed_attention_has_the_same_gradients():
     checkpointed = partial(torch.utils.checkpoint.checkpoint, attend, use_reentrant=False)
     assert_same(run(checkpointed, small()), run(attend, small()), 0.0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_hooks_may_lay_out_anew_what_is_saved(layout, monkeypatch):
+    """A backward meets the strides that it was planned for: repeated launches have no others."""
+    qkv = [layout(t.detach()) for t in small(kv_heads=2)]
+    expected, backward = run(attend, qkv), Plan.backward
+
+    def checked(plan, dout, dlse, saved, schedule):
+        assert tuple(t.stride() for t in saved[:3]) == plan.problem[3:6]
+        return backward(plan, dout, dlse, saved, schedule)
+
+    monkeypatch.setattr(Plan, "backward", checked)
+    pack = partial(torch.clone, memory_format=torch.contiguous_format)  # as pinned memory is
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        assert_same(run(attend, qkv), expected, 0.0)
 
 
 B, H, N, D, DV = 2, 4, 512, 16, 8
