@@ -69,6 +69,8 @@ def mlp(x: Tensor, up: Layer, down: Layer, act: str, gate: bool) -> Tensor:
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     flat, *rest = x.reshape(-1, mask1.n_k), mask1.key, mask2.key, act, gate, keep
     out: Any = _Linear.apply(flat, w1, b1, w2, b2, *rest)
+    if keep and not torch.compiler.is_compiling():
+        out.grad_fn.masks = mask1, mask2  # which the backward finds by their keys
     return out.view(*x.shape[:-1], out.shape[1])
 
 

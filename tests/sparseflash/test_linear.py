@@ -408,3 +408,12 @@ class TestGPU:
         graph.replay()
         torch.cuda.synchronize()
         assert all(map(torch.equal, found, wanted))
+
+
+def test_the_graph_keeps_the_mask():
+    layout = np.tri(5, 3, -2, dtype=bool)
+    x, weight = torch.randn(2, 48, requires_grad=True), torch.randn(int(layout.sum()), 16, 16)
+    sparseflash.linear(x, weight, BlockMask.from_layout(layout, 16)).sum().backward()
+    layer = BlockSparseLinear(48, 80, mask=BlockMask.from_layout(layout, 16), bias=False)
+    layer.weight.data = weight
+    torch.testing.assert_close(x.grad, layer.to_dense().weight.sum(0).expand(2, -1))
