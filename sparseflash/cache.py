@@ -10,6 +10,7 @@ without a plan, converted masks) registers its release with `on_clear`.
 
 import functools
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -149,9 +150,11 @@ def cached(make: Make) -> Make:
     """`make`, whose results, with their tensors, are in the cache under its arguments.
 
     These must be hashable, and positional. Masks count by their text, since torch.compile cannot
-    hash a block mask, and reads all keys of the cache. Under FakeTensorMode nothing is kept, nor
-    found: real and fake tensors do not mix.
+    hash a block mask, and reads all keys of the cache. It does not trace what is missing. Under
+    FakeTensorMode nothing is kept, nor found: real and fake tensors do not mix.
     """
+
+    missing = untraced(make, "call the function once before you compile it")
 
     @functools.wraps(make)
     def find(*args: Any) -> Any:
@@ -160,12 +163,24 @@ def cached(make: Make) -> Make:
         key = make, *(x.key if isinstance(x, Keyed) else x for x in args)
         found = cache.get(key)
         if found is None:
-            found = make(*args)
+            found = missing(*args)
             held = vars(found) if is_dataclass(found) else found
             cache.put(key, found, [x for x in tree_leaves(held) if isinstance(x, Tensor)])
         return found
 
     return cast(Make, find)
+
+
+def untraced(run: Make, why: str) -> Make:
+    """Return `run`, which torch.compile calls between two graphs; why: it cannot have one."""
+
+    @functools.wraps(run)
+    def call(*args: Any, **options: Any) -> Any:
+        loaded = "torch._dynamo" in sys.modules  # which takes seconds to import
+        return (torch.compiler.disable(run) if loaded else run)(*args, **options)
+
+    vars(call).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=why)
+    return cast(Make, call)
 
 
 _further: list[Callable[[], None]] = []

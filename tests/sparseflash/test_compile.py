@@ -202,3 +202,19 @@ def test_aot_inductor(tmp_path):
     torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=once)
     x = torch.randn(5, 33, 16)
     torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), layer(x))
+
+
+def test_the_graph_breaks_where_masks_of_selectors_are_built():
+    selector = (
+        select.moba(32, 2, block_size=16),
+        select.top_k(2, block_size=16, within=masks.local(11)),
+    )
+
+    def function(q, k, v, i):
+        return attention(q, k, v, selector[i](q, k))
+
+    for i in range(2):
+        sparseflash.clear_cache()
+        qkv = small()
+        found = run(torch.compile(function, backend="aot_eager"), qkv, i)
+        assert_same(found, run(function, qkv, i))
