@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from masks import BlockMask
 from masks.runs import Ints
@@ -94,7 +95,7 @@ def _to_heads(x: Tensor, cp: Any, heads: tuple[Ints, ...]) -> Tensor:
     order = torch.from_numpy(np.concatenate(heads)).to(x.device)
     sent = x.permute(1, 2, 0, 3).index_select(0, order).flatten(0, 1)  # (heads * tokens, B, D)
     gone = [len(h) * cp.tokens for h in heads]
-    come = [len(heads[cp.rank]) * int(t) for t in cp._tokens]
+    come = [len(heads[cp.rank]) * t for t in cp._tokens]
     got = _exchanged(sent, gone, come, cp)
     parts = [t.unflatten(0, (len(heads[cp.rank]), -1)) for t in got.split(come)]
     return torch.cat(parts, 1).permute(2, 0, 1, 3)
@@ -102,9 +103,9 @@ def _to_heads(x: Tensor, cp: Any, heads: tuple[Ints, ...]) -> Tensor:
 
 def _to_tokens(x: Tensor, cp: Any, heads: tuple[Ints, ...]) -> Tensor:
     """Return (B, all heads, own tokens, D) from (B, own heads, all tokens rank by rank, D)."""
-    parts = x.permute(1, 2, 0, 3).split(cp._tokens.tolist(), 1)
+    parts = x.permute(1, 2, 0, 3).split(cp._tokens, 1)
     sent = torch.cat([t.flatten(0, 1) for t in parts])
-    gone = [len(heads[cp.rank]) * int(t) for t in cp._tokens]
+    gone = [len(heads[cp.rank]) * t for t in cp._tokens]
     come = [len(h) * cp.tokens for h in heads]
     number = np.concatenate(heads)
     got = _exchanged(sent, gone, come, cp).unflatten(0, (len(number), cp.tokens))
@@ -114,7 +115,7 @@ def _to_tokens(x: Tensor, cp: Any, heads: tuple[Ints, ...]) -> Tensor:
 
 def _exchanged(sent: Tensor, gone: list[int], come: list[int], cp: Any) -> Tensor:
     got = sent.new_empty(sum(come), *sent.shape[1:])
-    cp.bytes_sent += sent.nbytes
+    cp.bytes_sent += sent.numel() * sent.itemsize  # which symbols have, too
     dist.all_to_all_single(got, sent.contiguous(), come, gone, group=cp.group)
     return got
 
@@ -128,5 +129,6 @@ class _Exchanged(torch.autograd.Function):
         return there(x, *call)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dx):  # type: ignore[override]
         return ctx.back(dx, *ctx.call), None, None, None, None

@@ -132,8 +132,8 @@ class Grid(ContextParallel):
         self.share = replace(share, masks=(self.inner,) * self.ranks)
         self.n, self.size, self.owner = self.inner.n, self.inner.size, found.owner
         ends = self.inner.tokens * np.arange(self.ranks + 1) // self.ranks
-        self._tokens, self._ends = np.diff(ends), ends
-        self.tokens, self.route = int(self._tokens[self.rank]), route
+        self._tokens, self._ends = np.diff(ends).tolist(), ends
+        self.tokens, self.route = self._tokens[self.rank], route
         self.changes = False
         self.key, self._others, self._agreed, self.bytes_sent = digest_of(self), {}, False, 0
 

@@ -3,17 +3,18 @@
 import hashlib
 import itertools
 import json
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from masks import BlockMask, Mask, dense, documents
 from masks.analysis.partition import Partition
 from masks.runs import Ints
+from sparseflash.cache import untraced
 from sparseflash.checks import check_tensors, seed_tensor
 from sparseflash.distributed import attention as operators
 from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
@@ -98,8 +99,8 @@ class ContextParallel:
         self._devices: dict[torch.device, OnDevice] = {}
         width = np.minimum((np.arange(mask.rows) + 1) * self.size, self.n)
         width -= np.arange(mask.rows) * self.size
-        self._tokens = np.bincount(self.owner, width, self.ranks).astype(int)
-        self.tokens = int(self._tokens[self.rank])
+        self._tokens = np.bincount(self.owner, width, self.ranks).astype(int).tolist()
+        self.tokens = self._tokens[self.rank]
         self.share: Share | None = None
         self.number: Ints = np.arange(self.heads) if number is None else number
         self.whole_heads = whole_heads or self.heads
@@ -173,7 +174,7 @@ class ContextParallel:
     def _gathered(self, own: Tensor) -> list[Tensor]:
         """Return the tensors (tokens, ..) of all ranks of the group."""
         self._bound()
-        whole = own.new_zeros(int(self._tokens.max()), *own.shape[1:])
+        whole = own.new_zeros(max(self._tokens), *own.shape[1:])
         whole[: self.tokens] = own
         come = [torch.empty_like(whole) for _ in range(self.ranks)]
         dist.all_gather(come, whole, group=self.group)
@@ -265,7 +266,8 @@ class ContextParallel:
 
     def attend(self, *inputs: Any, **options: Any) -> Any:
         """Run `sparseflash.attention`, which is `attend`, for the own queries over all keys."""
-        if self.changes or self.rows is not None:
+        bounded = options["lengths"] is not None or options["starts"] is not None
+        if self.changes or self.rows is not None or (bounded and self.share is None):
             return _outside(self, *inputs, **options)
         return self._attend(*inputs, **options)
 
@@ -382,13 +384,7 @@ class ContextParallel:
             self._agreed = True
 
 
-def _outside(cp: ContextParallel, *inputs: Any, **options: Any) -> Any:
-    """Run the call outside of the graphs of torch.compile, which takes seconds to import."""
-    loaded = "torch._dynamo" in sys.modules
-    return (torch.compiler.disable(cp._attend) if loaded else cp._attend)(*inputs, **options)
-
-
-_outside._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+_outside = untraced(ContextParallel._attend, "the plan changes, or its selector chooses")
 
 
 class _Whole(torch.autograd.Function):
@@ -400,6 +396,7 @@ class _Whole(torch.autograd.Function):
         return cp._whole(x, dim)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dx):  # type: ignore[override]
         cp, dim = ctx.call
         total = dx.clone(memory_format=torch.contiguous_format)

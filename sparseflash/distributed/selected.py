@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from masks import BlockMask, Mask
 from masks.runs import Ints
@@ -209,6 +210,7 @@ class _Fetched(torch.autograd.Function):
         return tuple(joined(transfer, k, v, transfer.place(come)))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dk, dv):  # type: ignore[override]
         cp, transfer = ctx.call
         far = transfer.behind.pack(dk.contiguous(), dv.contiguous())

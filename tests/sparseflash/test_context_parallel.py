@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import pickle
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -240,7 +241,7 @@ def test_selections_at_run_time_equal_one_process(world):
 
 
 def composed(rank: int, world: int) -> None:
-    """Activation checkpointing, torch.compile and half precision."""
+    """Activation checkpointing, torch.compile, half precision and second derivatives."""
     n, mask = 256, masks.longformer(32, 1, (0, 1)) & masks.causal()
     call = Call(n, 4, 2, mask, torch.float64)
     cp = context_parallel(None, mask, n, heads=4, kv_heads=2, block_size=SIZE)
@@ -253,15 +254,11 @@ def composed(rank: int, world: int) -> None:
         options = {"dropout_p": 0.3, "seed": 5}
         return 2.0 * sparseflash.attention(q, k, v, cp, score=rule(bias=bias), **options)
 
-    plain = torch.autograd.grad((attend(q, k, v) * dout).sum(), (q, k, v, bias))
-    again = torch.autograd.grad(
-        (checkpoint(attend, q, k, v, use_reentrant=False) * dout).sum(), (q, k, v, bias)
-    )
-    compiled = torch.autograd.grad(
-        (torch.compile(attend, fullgraph=True, backend="aot_eager")(q, k, v) * dout).sum(),
-        (q, k, v, bias),
-    )
-    for a, b, c in zip(plain, again, compiled, strict=True):
+    again = checkpoint(attend, q, k, v, use_reentrant=False)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")(q, k, v)
+    outs = attend(q, k, v), again, compiled
+    plain, *others = (torch.autograd.grad((x * dout).sum(), (q, k, v, bias)) for x in outs)
+    for a, b, c in zip(plain, *others, strict=True):
         assert close(a, b, 1e-12) and close(a, c, 1e-12)
     plain = torch.autograd.grad((sparseflash.attention(q, k, v, cp) * dout).sum(), (q, k, v))
     q, k, v = (x.detach().bfloat16().requires_grad_() for x in (q, k, v))
@@ -271,6 +268,16 @@ def composed(rank: int, world: int) -> None:
     assert (out - cp.shard(sparseflash.attention(q, k, v, mask), 2)).abs().max() < 0.03
     for got, exact in zip(halves, plain, strict=True):
         assert (got - exact).abs().max() < 0.1
+    chosen = select.top_k(3, block_size=SIZE), "auto", None
+    for given, route, lengths in (mask, "heads", None), (mask, "blocks", [200] * BATCH), chosen:
+        cp = context_parallel(None, given, n, heads=4, kv_heads=2, block_size=SIZE, route=route)
+        q, k, v = (cp.shard(x, 2).requires_grad_() for x in call.qkv)
+        attend = partial(sparseflash.attention, mask=cp, lengths=lengths, dropout_p=0.3, seed=5)
+        assert close(torch.compile(attend, backend="aot_eager")(q, k, v), attend(q, k, v), 1e-12)
+        for x in (attend(q, k, v), cp.unshard(k.tanh(), 2)):  # they send in the backward
+            (dk,) = torch.autograd.grad(x.square().sum(), k, create_graph=True)
+            with pytest.raises(RuntimeError, match=r"second derivatives|once_diff"):
+                dk.sum().backward()
 
 
 def refused(rank: int, world: int) -> None:
@@ -584,6 +591,7 @@ def biased_models(rank: int, world: int) -> None:
 
 def several(rank: int, world: int) -> None:
     for body in (composed, refused, optional, planned_elsewhere, layers, models, biased_models):
+        torch.compiler.reset()
         body(rank, world)
 
 
