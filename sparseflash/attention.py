@@ -9,6 +9,7 @@ from torch import Tensor
 from masks import BlockMask, Mask
 from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS
 from sparseflash.backends.registry import reasons
+from sparseflash.cache import are_fake
 from sparseflash.checks import check_table, check_tensors, is_empty, seed_tensor
 from sparseflash.distributed.plan import ContextParallel
 from sparseflash.dropout import is_table
@@ -276,12 +277,15 @@ def plan(
     options = options_of(scale, dropout_p, deterministic, backend)
     q, k, v = autocast(q, k, v)
     request = request_of(q, k, v, mask, options, needs_grad=torch.is_grad_enabled())
-    schedule = request.schedule
+    schedule, compiling = request.schedule, torch.compiler.is_compiling()
+    if are_fake() or (not compiling and torch._C._are_functorch_transforms_active()):
+        # these hold addresses back
+        return mask if schedule is None else schedule  # pyright: ignore[reportReturnType]
     if schedule is None and request.mask is None:  # dense attention, or nothing to attend to
-        if not torch.compiler.is_compiling():
+        if not compiling:
             prepared(problem_of(request))
         return mask  # pyright: ignore[reportReturnType]
-    if torch.compiler.is_compiling():
+    if compiling:
         return mask if schedule is None else traced_plan(request)  # pyright: ignore
     problem = problem_of(request)
     if schedule is None:

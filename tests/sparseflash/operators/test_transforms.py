@@ -79,6 +79,21 @@ def test_vmap_is_a_loop_over_any_dimension(dims):
             assert torch.equal(got[i], wanted)
 
 
+@pytest.mark.parametrize("mask", [None, MASK, select.top_k(2, block_size=16)])
+def test_plans_are_made_inside_of_transforms(mask):
+    qkv = small(requires_grad=False)
+
+    def loss(*qkv):
+        given = mask(*qkv[:2]) if isinstance(mask, select.Selector) else mask
+        given = sparseflash.plan(given, *qkv, backend="cpu")
+        return sparseflash.attention(*qkv, given, backend="cpu").square().sum()
+
+    places = 0, 1, 2
+    found = torch.func.grad(loss, places)(*qkv)
+    expected = torch.autograd.grad(loss(*(t.requires_grad_() for t in qkv)), qkv)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_second_functional_derivative_is_refused():
     q, k, v = inputs()
 
