@@ -52,9 +52,10 @@ class ScoredBlocks:
         (side, block, n), (other_side, other_block, n_other) = self.sides
         pair = (own // -(-n // block))[:, None, None]
         number = {"b": pair // self.heads, "h": pair % self.heads}
-        first = (own % -(-n // block) * block)[:, None] + torch.arange(block)
+        first = (own % -(-n // block) * block)[:, None] + torch.arange(block, device=own.device)
         second = (other % -(-n_other // other_block) * other_block)[..., None]
-        first, second = first[:, :, None], (second + torch.arange(other_block)).flatten(1)[:, None]
+        second = (second + torch.arange(other_block, device=own.device)).flatten(1)[:, None]
+        first = first[:, :, None]
         number |= {side: first.clamp(max=n - 1), other_side: second.clamp(max=n_other - 1)}
         scored = Scored(self.rule, self.tables, scores.mul(LN2), *self.extents, **number)
         torch.mul(scored.logits(), LOG2E, out=scores)

@@ -5,6 +5,7 @@ float32 and float64 are computed as they are, half inputs in float32.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from sparseflash.problem import Problem
 from sparseflash.schedule.blocks import Schedule, unpack_bits
 from sparseflash.score.by_torch import Scored
 from sparseflash.score.rule import rule_of
+
+arange = partial(torch.arange, device="cpu")  # whatever the default device is
 
 
 class Decode:
@@ -62,9 +65,9 @@ class Decode:
         self, s: Tensor, tables: Sequence[Tensor], b: int, end: int, keys: Tensor
     ) -> Tensor:
         """Return those of scores (H_kv, group, N_q, K)."""
-        token = (torch.arange(s.shape[2]) + end - s.shape[2]).clamp(min=0)[:, None]
-        head = torch.arange(self.problem.heads).view(*s.shape[:2], 1, 1)
-        rule, numbers = rule_of(self.problem.options.score), {"b": torch.tensor(b), "h": head}
+        token = (arange(s.shape[2]) + end - s.shape[2]).clamp(min=0)[:, None]
+        head = arange(self.problem.heads).view(*s.shape[:2], 1, 1)
+        rule, numbers = rule_of(self.problem.options.score), {"b": head.new_full((), b), "h": head}
         return Scored(rule, tuple(tables), s, end, end, q=token, k=keys, **numbers).logits()
 
 
@@ -72,30 +75,30 @@ def _seen(pattern: Pattern, b: int, n_q: int, begin: int, end: int) -> tuple[Ten
     """Return the keys (K,) from `begin` to `end` that queries of sequence b see, and which query
     sees which: bool (mask heads, n_q, K).
     """
-    token = torch.arange(n_q) + (end - n_q if pattern.from_end else 0)
+    token = arange(n_q) + (end - n_q if pattern.from_end else 0)
     schedule = pattern.schedule
     if schedule is None:
-        keys = torch.arange(min(begin, end), end)
+        keys = arange(min(begin, end), end)
         allowed = keys <= token[:, None] if pattern.causal else keys.new_ones(n_q, len(keys)).bool()
         return keys, allowed[None]
     block_q, block_k, heads = schedule.block_q, schedule.block_k, schedule.heads
     # every query of every head that is a token, and its list
-    head, query = (x.flatten() for x in torch.meshgrid(torch.arange(heads), token, indexing="ij"))
+    head, query = (x.flatten() for x in torch.meshgrid(arange(heads), token, indexing="ij"))
     head, query = head[query >= 0], query[query >= 0]
     slice_ = (b if schedule.batch > 1 else 0) * heads + head
     row = slice_ * -(-schedule.n_q // block_q) + query // block_q
     ptr, idx, tile = schedule.rows.ptr, schedule.rows.idx, schedule.rows.tile
     count = ptr[row + 1] - ptr[row]
     owner = torch.repeat_interleave(count)
-    entry = torch.arange(len(owner)) + (ptr[row] - count.cumsum(0) + count)[owner]
+    entry = arange(len(owner)) + (ptr[row] - count.cumsum(0) + count)[owner]
     code = tile[entry].long()
     full = code < 0
     bits = schedule.bits[code.clamp(min=0), (query % block_q)[owner]]
     bits = unpack_bits(bits, block_k) | full[:, None]
     blocks, place = torch.unique(idx[entry].long(), return_inverse=True)
-    allowed = torch.zeros(heads, n_q, len(blocks), block_k, dtype=torch.bool)
+    allowed = torch.zeros(heads, n_q, len(blocks), block_k, dtype=torch.bool, device="cpu")
     allowed[head[owner], (query - token[0])[owner], place] = bits
-    keys = (blocks[:, None] * block_k + torch.arange(block_k)).flatten()
+    keys = (blocks[:, None] * block_k + arange(block_k)).flatten()
     allowed = allowed.flatten(2) & (keys >= begin) & (keys < end)
     some = allowed.any(0).any(0)
     return keys[some], allowed[..., some]

@@ -123,7 +123,10 @@ class BlockSparseLinear(nn.Module):
     @torch.no_grad()
     def to_dense(self) -> nn.Linear:
         """Return a dense layer of the same values, 0 where there are no blocks."""
-        made = nn.Linear(self.in_features, self.out_features, self.bias is not None).to(self.weight)
+        made = nn.Linear(
+            self.in_features, self.out_features, self.bias is not None,
+            self.weight.device, self.weight.dtype,
+        )  # fmt: skip
         made.weight.zero_()
         _cut(made.weight, self.block_size)[self.blocks.long().unbind(1)] = self.weight
         if self.rank:

@@ -127,7 +127,8 @@ def counts(lines: Tensor, n: int, block: int, cols: int) -> tuple[Tensor, Tensor
         step = torch.cat([there, -there, there, -there], 1)
         ends = step.new_zeros(len(step), 2 * cols + 2)
         count = ends.scatter_add(1, place.long(), step) + count
-    touched, filled = torch.as_tensor(count).unflatten(1, (2, -1)).cumsum(2)[..., :-1].unbind(1)
+    ends = torch.as_tensor(count, device=lines.device).unflatten(1, (2, -1))
+    touched, filled = ends.cumsum(2)[..., :-1].unbind(1)
     return touched, filled
 
 

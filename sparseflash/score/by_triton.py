@@ -261,7 +261,7 @@ class KernelScore:
         b, h, q = (torch.arange(n, device=device) for n in extents)
         given, index = {"b": b[:, None, None], "h": h[:, None], "q": q}, read.index
         if read.node in self.far:
-            given["d"] = torch.tensor([1 - n_q, n_k - 1]).view(2, 1, 1, 1)
+            given["d"] = torch.tensor([1 - n_q, n_k - 1], device=device).view(2, 1, 1, 1)
             index = map(distance_form, index)
         s = torch.empty(0, device=device)
         return Scored(self.rule, tables, s, n_q, n_k, **given).place(read.table, index)
@@ -288,10 +288,12 @@ def kernel_score(text: str, gluon: bool = False, pairs: bool = False) -> KernelS
 
 @cached
 def _ends(text: str, shapes: tuple[tuple[int, ...], ...], n_q: int, n_k: int) -> tuple[int, ...]:
-    score, d = kernel_score(text), torch.arange(1 - n_q, n_k)
-    zero, found = torch.zeros((), dtype=torch.int64), []
+    score, d = kernel_score(text), torch.arange(1 - n_q, n_k, device="cpu")
+    zero, found = d.new_zeros(()), []
     like = tuple(torch.empty(shape, device="meta") for shape in shapes)
-    at = Scored(score.rule, like, torch.empty(0), n_q, n_k, d=d, b=zero, h=zero)
+    at = Scored(
+        score.rule, like, d.new_empty(0, dtype=torch.float32), n_q, n_k, d=d, b=zero, h=zero
+    )
     for node in score.spans:
         places = at.place(node.data, map(distance_form, node.args)).expand(len(d))
         turns = (places.diff() != 0).nonzero().flatten()

@@ -6,6 +6,7 @@ import torch
 
 import masks
 import sparseflash
+from sparseflash import packed
 from sparseflash.dropout import keep_mask, key_table
 from sparseflash.schedule import blocks as schedule
 from sparseflash.testing import assert_close
@@ -124,3 +125,25 @@ def test_call_without_dropout_leaves_the_generator_alone():
     before = torch.get_rng_state()
     sparseflash.attention(*small(), MASK)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_default_device_is_not_asked():
+    offsets, leave = torch.tensor([0, 7, 30]), torch.tensor([40, 30, 40])
+    bias = torch.randn(2, 19, requires_grad=True)
+    clipped = sparseflash.score(lambda s, h, q, k, bias: s + bias[h, np.clip(q - k, -9, 9) + 9])
+    q, k, v = small(requires_grad=False)
+
+    def results():
+        score = {"score": clipped(bias=bias)}
+        yield sparseflash.attention(q, k, v, packed.documents(offsets, 40))
+        yield sparseflash.attention(q, k, v, packed.prefix_tree(offsets, leave, 40))
+        for backend in BACKENDS:
+            out = sparseflash.attention(q, k, v, MASK, **score, backend=backend)
+            yield from torch.autograd.grad(out.sum(), bias)
+        with torch.no_grad():
+            yield sparseflash.decode(q[:, :, :3], k, v, MASK, **score, backend="cpu")
+
+    sparseflash.clear_cache()
+    with torch.device("meta"):
+        found = [*results()]
+    assert all(map(torch.equal, found, results()))
