@@ -27,7 +27,7 @@ from sparseflash.dynamic.lengths import (
     skip_padding,
 )
 from sparseflash.dynamic.selection import Selection
-from sparseflash.request import as_mask_or_selector, refuse_unknown
+from sparseflash.request import as_mask_or_selector, autocast, refuse_unknown
 from sparseflash.schedule.blocks import Schedule
 from sparseflash.score.function import Bound, Score
 from sparseflash.select.base import Selector
@@ -195,7 +195,7 @@ class BlockSparseAttention(nn.Module):
         starts: Lengths | None = None, score: Score | Bound | None = None,
     ) -> Tensor:  # fmt: skip
         """Attention between heads: (B, heads, N, head_dim) from q of this shape, k and v."""
-        mask = self.mask
+        mask, (q, k, v) = self.mask, autocast(q, k, v)  # what `rotary` returns may be wider
         if isinstance(lengths, Schedule):
             _check_joined(mask)
             mask, lengths = lengths, None

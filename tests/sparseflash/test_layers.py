@@ -223,6 +223,18 @@ def test_autocast():
     torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.02)
 
 
+def test_autocast_with_features_that_a_module_turns_wide():
+    class Wide(torch.nn.Module):
+        forward = staticmethod(torch.Tensor.float)
+
+    layer, x, lengths = make(torch.float32, rotary=Wide()), tokens().float(), [N, 17]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(x, lengths=lengths)
+    torch.testing.assert_close(
+        found[1, :17].float(), layer(x, lengths=lengths)[1, :17], rtol=0.05, atol=0.02
+    )
+
+
 def test_it_compiles_into_one_graph(fresh_dynamo):
     layer = make(torch.float32, mask=masks.local(9), rotary=Rotary(), kv_heads=2)
     compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
