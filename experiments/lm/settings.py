@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.common.config import choose, compose, make, option, store
+from experiments.common.config import compose, make, option, store
 from experiments.common.files import digest
 from experiments.lm.model import LEARNED, POSITIONS, SELECTOR, STD, Sizes, resolve
 from experiments.lm.questions import asks, synthetic
@@ -80,7 +80,6 @@ class Settings(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose("compile", self.compile, ("True", "False", LAYERS))
         if not self.steps:
             raise ValueError("steps=0: give a number at least 1")
         if self.val_tokens < self.context:
@@ -134,7 +133,7 @@ def make_settings(options: Mapping[str, Any], given: Sequence[str] = ()) -> Sett
     Raises ValueError for a value out of range.
     """
     values = dict(options)
-    on_device(values, values.pop("small"), given_keys(given))
+    on_device(values, values.pop("small"), given_keys(given), LAYERS)
     if values["packed"]:  # the host makes the blocks of each batch
         values["compile"] = values["graph"] = False
     if SELECTOR.fullmatch(str(values["mask"])):  # torch.compile traces no selectors

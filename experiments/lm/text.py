@@ -20,7 +20,7 @@ from experiments.lra.tasks.task import cached
 
 STDLIB, PACKAGES = "stdlib", "packages"
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-REMEDY = "give a folder of text files, stdlib, packages, or a folder with train.bin and val.bin"
+REMEDY = "give a folder of text, or of train.bin and val.bin, or stdlib, packages, or mqar:16"
 
 BYTES, BPE = "bytes", "bpe"
 END = "<|endoftext|>"

@@ -262,7 +262,7 @@ SHARED = ["data", "context", "layers", "block"]
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row.get(name) for name in (*KEY, "recipe", "seed", "device"))
+    return tuple(row.get(name) for name in (*KEY, "recipe", "seed"))  # the newest device counts
 
 
 def _rows(folder: Path) -> Iterator[Row]:
@@ -393,7 +393,7 @@ def figures(frame: Any) -> dict[str, Figure]:
         row["percent"] = 100 * row.accuracy
         row["depth"] = row.layers / row.reach if row.reach else NEVER
         row["signal"] = math.sqrt(row.dim / (2 * row.block))
-        row["seconds"] = row.solved and row.solved * row.ms_step / 1e3
+        row["seconds"] = row.solved and row.ms_step and row.solved * row.ms_step / 1e3
     rows = [row for row in rows if row.recipe == usual[row.part]]
     return {
         f"which-mask-{part}-{name}": _draw(own, x, y, *labels)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from experiments.common.config import Checked, option
+from experiments.common.config import Checked, choose, option
 
 SCALES = ("auto", "full", "small")
 COMPOSED = ("small", "by_task", "scaled")  # fields of a configuration that are no settings
@@ -120,8 +120,14 @@ def given_keys(overrides: Collection[str]) -> set[str]:
     return {text.partition("=")[0].strip("+~").partition("@")[0] for text in overrides}
 
 
-def on_device(values: dict[str, Any], small: Mapping[str, Any], given: Collection[str]) -> None:
-    """Fill in what depends on the device: the scale, precision, compilation and CUDA graphs."""
+def on_device(
+    values: dict[str, Any], small: Mapping[str, Any], given: Collection[str], *ways: str
+) -> None:
+    """Fill in what depends on the device: the scale, precision, compilation and CUDA graphs.
+
+    ways: what `compile` may be beside true, false and null.
+    """
+    choose("compile", values["compile"], ("True", "False", "None", *ways))
     from experiments.common.devices import find_device  # imports torch
 
     values["device"] = str(find_device(values["device"]))

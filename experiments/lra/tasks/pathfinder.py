@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from experiments.common.config import choose
 from experiments.common.files import digest, reading
 from experiments.lra.tasks import task
 from experiments.pathfinder.generate import VERSION as IMAGES
@@ -69,6 +70,7 @@ def load(
     for name, value in drawn.items():
         if value is not None and not generate:
             raise ValueError(f"{name}={value} needs generate=true")
+    choose("difficulty", difficulty, LEVELS)
     kinds = strokes if isinstance(strokes, list) else [strokes]
     if not kinds:
         raise ValueError("strokes=[]: give at least one, or null")

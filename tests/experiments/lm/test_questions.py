@@ -11,6 +11,7 @@ import torch
 from matplotlib import pyplot as plt
 
 import masks
+from experiments.common.files import write_json_lines
 from experiments.common.rows import OK, frame, read
 from experiments.lm.questions import DIGITS, MARK, NONE, TASKS, asks, synthetic
 from experiments.lm.run import make_model, train
@@ -221,6 +222,7 @@ def test_a_run_learns_continues_and_makes_rows(tmp_path, monkeypatch):
     tables = which_mask.tables(frame(found))
     assert "window" in tables["first"] and "90 %" in tables["first"]
     first = rows.read_bytes()
+    write_json_lines(rows, [row | {"device": "another"} for row in found], "rows")  # seeds again
     which_mask.collect(which_mask.Options(name="which_mask", rows=str(rows)))
     assert rows.read_bytes() == first
     trained = []

@@ -54,6 +54,8 @@ def read(release, tmp_path, **options):
 def test_strokes_gaps_and_distractors_are_for_images_that_are_made(release, tmp_path):
     with pytest.raises(ValueError, match="strokes=0 needs generate=true"):
         read(release, tmp_path, strokes=0)
+    with pytest.raises(ValueError, match="difficulty=10: choose from 6, 9, 14"):
+        read(release, tmp_path, difficulty=10)
     options = {"cache_dir": tmp_path, "generate": True, "examples": (4, 2, 2)}
     drawn = ({}, {"margins": [3, 2]}, {"strokes": 128}, {"margins": 1}, {"distractors": 0})
     plain, *sets = (load(128, tmp_path, **options, **one).splits["train"].tokens for one in drawn)

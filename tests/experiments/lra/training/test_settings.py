@@ -84,6 +84,7 @@ REFUSED = {
     "model.layer=3": "model.layer.*did you mean model.layers",
     "task.limt=3": "did you mean task.limit",
     "betas=[0.9,2]": r"betas=\[0.9, 2.0\]: .*below 1",
+    "compile=maybe": "compile='maybe': choose from True, False",
     "scale=smal": r"scale='smal': choose from .*\(did you mean small\?\)",
     "init_head=fresh": "init_head=fresh needs init_from=FOLDER",
     "micro_batch=7": "micro_batch=7 does not divide batch=",
