@@ -22,7 +22,7 @@ from experiments.common.config import choose, compose, make, store, words
 from experiments.common.devices import find_device
 from experiments.common.figures import save, style
 from experiments.common.program import HydraException
-from experiments.common.rows import frame, read
+from experiments.common.rows import OK, frame, read
 from experiments.studies.runner import Run, about, defaults
 
 FOLDER = Path(__file__).parent / "studies"
@@ -85,6 +85,8 @@ def run(study: ModuleType, options: Any, command: str) -> None:
     rows = frame(read(options.rows, key=getattr(study, "KEY", ())))
     if not len(rows):
         raise ValueError(f"rows={options.rows} has no rows: measure first, without measure=false")
+    if "status" in rows and OK not in set(rows.status):
+        raise ValueError(f"rows={options.rows} has no result: {rows.status.iloc[-1]}")
     for name, table in study.tables(rows).items():
         print(f"\n{name}\n\n{table}")
     print(f"\n{about(rows)}\nrows: {options.rows}" if "device" in rows else "")

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from experiments.common.config import Checked, choose, option
+from experiments.common.config import Checked, choose, help_rows, option, words
 from experiments.common.files import digest, read_yaml
 from experiments.common.program import HydraException, OverridesParser, program
 from experiments.lm import settings as lm_settings
@@ -33,6 +33,7 @@ from experiments.training import run_file
 
 FORM = "a sweep has common: [overrides] and runs: {name: {with: [overrides], after: name}}"
 PROGRAMS = {"train": settings_of.compose_settings, "lm": lm_settings.compose_settings}
+KINDS = {"train": Settings, "lm": lm_settings.Settings}
 TRAIN = {name: ["-m", f"experiments.{name}"] for name in PROGRAMS}
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node".split()
 DATA = -1  # the place of the process that makes data
@@ -85,7 +86,9 @@ def planned(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[Planned]
             lists = sweep.get("common"), more
             found[name] = list(_entry(program, name, dict(entry or {}), found, *lists))
         except (ValueError, TypeError, HydraException) as error:
-            raise ValueError(f"sweep, {name}: {' '.join(str(error).split())}") from error
+            known = [text.partition("=")[0] for text, _ in help_rows(KINDS[program])]
+            text = words(error, known) if isinstance(error, HydraException) else str(error)
+            raise ValueError(f"sweep, {name}: {' '.join(text.split())}") from error
         for run in found[name]:
             if (file := run_file.read(run.settings.folder)) is not None:
                 run_file.refuse_other_settings(run.settings.folder, file["settings"], run.settings)
@@ -217,8 +220,8 @@ def train(
 class Options(Checked):
     sweep: dict[str, Any] = option({})  # a file of conf/sweep
     file: str | None = option(None, "a sweep of your own, like those of conf/sweep")
-    overrides: list[str] = option([], 'of all runs; ["seed=0,1"] runs every seed')
-    gpus: list[int] | None = option(None, "null: all GPUs there are, or the CPU")
+    overrides: Any = option(None, 'of all runs; "seed=0,1" runs every seed', several=str)
+    gpus: Any = option(None, "null: all GPUs there are, or the CPU", several=int, least=0)
     at_once: int = option(
         1, "runs that share a GPU; this pays for short runs and small batches", least=1
     )
@@ -248,7 +251,7 @@ def places(options: Options) -> list[str]:
 def main(options: Options, command: str) -> None:
     sweep, file = options.sweep, options.file
     sweep = sweep if file is None else read_yaml(Path(file), FORM, f"file={file}")
-    runs, free, failed = planned(sweep, options.overrides), places(options), {}
+    runs, free, failed = planned(sweep, options.overrides or []), places(options), {}
     if not options.dry_run:
         failed = train(runs, free, options.processes, options.minutes)
     for run in runs:

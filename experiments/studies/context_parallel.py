@@ -43,7 +43,7 @@ from experiments.common.devices import find_device
 from experiments.common.rows import Found, Row, last_versions
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import runner
-from experiments.studies.runner import both, choices, free
+from experiments.studies.runner import both, choices, free, pair
 from masks import interop, parse
 from sparseflash.distributed import ContextParallel, context_parallel
 
@@ -90,6 +90,8 @@ def collect(options: Options) -> None:
     choices(options, providers=PROVIDERS, dtype=DTYPES)
     for text in options.masks:
         parse(text)  # raises here, not in the ranks
+    for text in options.heads:
+        pair("heads", text)
     if device.type == "cuda" and (count := torch.cuda.device_count()) < options.ranks:
         raise ValueError(f"ranks={options.ranks}: this machine has {count} GPUs; device=cpu works")
     with socket.socket() as s:
@@ -123,8 +125,7 @@ def cases(run: runner.Run) -> list[Case]:
     o, made = run.options, []
     for n in o.lengths:
         for heads in o.heads:
-            q_heads, kv_heads = map(int, heads.split(":"))
-            sizes = 1, q_heads, kv_heads, n, n, o.head_dim, o.dtype, BLOCK, BLOCK
+            sizes = 1, *pair("heads", heads), n, n, o.head_dim, o.dtype, BLOCK, BLOCK
             made += [Case(mask, *sizes) for mask in o.masks or [make(n) for make in MASKS.values()]]
     for case in made:
         case.check()

@@ -23,7 +23,7 @@ from experiments.bench.step import DIRECTIONS, measure
 from experiments.common.rows import Found, Row
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import runner
-from experiments.studies.runner import Run, both, choices, grid, timed
+from experiments.studies.runner import Run, both, choices, grid, pair, timed
 from sparseflash import BlockSparseLinear, BlockSparseMLP
 from sparseflash.testing import relative_error
 
@@ -113,7 +113,7 @@ def cases(run: Run) -> list[Found]:
         dtype=o.dtype,
     )  # fmt: skip
     for case in found:
-        case["dim"], case["hidden"] = map(int, case.pop("size").split(":"))
+        case["dim"], case["hidden"] = pair("sizes", case.pop("size"))
     return found
 
 

@@ -34,6 +34,8 @@ from experiments.common.config import choose
 from experiments.common.devices import find_device
 from experiments.common.rows import OK, SOURCES, Found, Row, Rows, found, gpu, last_versions
 
+MAY_BE_0 = ("pages", "dropout", "outliers", "fall")  # options; other numbers are above 0
+SHARES = ("densities", "density", "outliers", "dropout")  # at most 1
 UNSTABLE = 0.15  # range of the rounds / median, above which a cell is no result
 
 
@@ -49,6 +51,15 @@ class Options:
     rows: str = "runs/studies/${name}.jsonl"  # added to; what it holds is not measured again
     figures: str | None = None  # folder; null: the name of the rows without .jsonl
     allow_changes: bool = False  # true: add rows under docs though code differs from the commit
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, bool) or not isinstance(one, int | float):
+                    continue
+                if one < (name not in MAY_BE_0) * 1e-9 or (one > 1 and name in SHARES):
+                    what = "a share above 0, at most 1" if name in SHARES else "a number above 0"
+                    raise ValueError(f"{name}={value}: give {what}")
 
 
 def both(cuda: Any, cpu: Any) -> Any:
@@ -190,6 +201,14 @@ def choices(options: Any, **known: Iterable[str]) -> None:
         given = getattr(options, name)
         for value in given if isinstance(given, list) else [given]:
             choose(name, value, values)
+
+
+def pair(name: str, text: str) -> tuple[int, int]:
+    """Return the numbers of a text such as 64:8. Raises ValueError for another one."""
+    first, colon, second = text.partition(":")
+    if not (colon and first.isdecimal() and second.isdecimal() and int(first) * int(second)):
+        raise ValueError(f"{name}={text}: give two numbers, such as 64:8")
+    return int(first), int(second)
 
 
 def in_turn(ways: Sequence[Row], number: int, name: str) -> list[Row]:

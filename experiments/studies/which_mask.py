@@ -238,6 +238,7 @@ class Options(runner.Options):
     rows: str = "runs/which_mask.jsonl.gz"  # written again: what it holds, and the complete runs
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.part is not None:
             choose("part", self.part, PARTS)
 

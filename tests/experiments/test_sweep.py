@@ -81,6 +81,7 @@ def test_a_chain_for_every_seed_and_the_last_value_of_a_key_counts(tmp_path):
         ({"a": {"with": ["task=chess"]}}, "a: .*chess"),
         ({"a": {"with": ["hydra/launcher=basic"]}}, "hydra/launcher"),
         ({"a": {"with": ["+x=1"]}}, r"\+x"),
+        ({"a": {"with": ["step=1"]}}, "a: option='step': .*did you mean steps"),
         ({"a": {"with": ["task=../../evil"]}}, "evil"),
         ({"a": {}, "b": {}}, "a and b share a folder"),
         ({"a": {"with": ["seed=1,2"]}, "b": {"with": ["seed=3"], "after": "a"}}, "no run of a"),

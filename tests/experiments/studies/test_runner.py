@@ -91,6 +91,18 @@ def test_nothing_to_measure_is_an_error(toy):
         toy.go("sizes=[]")
 
 
+def test_numbers_out_of_range_and_runs_without_a_result_are_errors(toy, run_program, tmp_path):
+    for word in ("sizes=[1,0]", "seconds=-1", "rounds=0"):
+        with pytest.raises(ValueError, match=f"{word[:5]}.*: give a number above 0"):
+            toy.go(word)
+    assert not (tmp_path / "toy.jsonl").exists()
+    toy.fails = {("open", n): ValueError("takes no numbers") for n in (1, 2)}
+    status, _, told = run_program("study", "name=toy", f"rows={tmp_path}/toy.jsonl", "device=cpu")
+    assert status == 2 and "has no result: unsupported: takes no numbers" in told
+    with pytest.raises(ValueError, match="sizes=128x512: give two numbers, such as 64:8"):
+        runner.pair("sizes", "128x512")
+
+
 def test_a_figure_of_the_whole_is_not_lost_to_a_part(toy, tmp_path, run_program):
     drawn = []
 
