@@ -74,7 +74,8 @@ def use(
 
     Raises:
         ValueError: a model without attention that transformers can switch, or a mask without text.
-            With a mask: a model with a decoder and an encoder, or of several parts.
+            With a mask: a model with a decoder and an encoder, or of several parts. With a mask for
+        each layer: one that no layer with attention would take.
     """
     mask = masks.parse(mask) if isinstance(mask, str) else mask
     if mask is not None and not (isinstance(mask, Mask) and mask.spelled):
@@ -88,6 +89,8 @@ def use(
             f" use(part, mask) for a part with one, and use(model) for the model ({parts})"
         )
     layers = [module for module in model.modules() if _attends(type(module))]
+    if mask is not None and mask.per_layer:
+        _check_numbers(model, mask, layers)
     held = [(module, *pair) for module in model.modules() for pair in _configs(module)]
     own: dict[int, Any] = {}  # copies of configs by the id of the config
     for module, name, config in held:
@@ -118,6 +121,23 @@ def use(
         if mask is not None:  # some models give their parts copies of the config
             setattr(layer.config, ATTRIBUTE, mask.key)
     return model
+
+
+def _check_numbers(model: PreTrainedModel, mask: Mask, layers: list[Any]) -> None:
+    """Raise ValueError if masks are for layers that share attention, or have none, and so for no
+    other: a mask for every layer may have some for those without.
+    """
+    own = [getattr(layer, "layer_idx", None) for layer in layers]
+    numbers = [number if idx is None else idx for number, idx in enumerate(own)]
+    depth = getattr(model.config, "num_hidden_layers", 0)
+    wanted = {mask.layer(number).key for number in range(depth)}
+    lost = wanted - {mask.layer(number).key for number in numbers}
+    if lost and (None in own or len(wanted) < depth):
+        raise ValueError(
+            f"mask is {mask}, and the attention of {type(model).__name__} is that of layers"
+            f" {numbers} of {depth}, of which none takes {', '.join(sorted(lost))}: give as many"
+            " masks as there are layers, or one"
+        )
 
 
 def _what(value: Any) -> str:

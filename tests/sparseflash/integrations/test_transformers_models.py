@@ -322,6 +322,21 @@ def test_a_model_that_computes_with_its_mask():
         torch.cat([mask, mask], -1)
 
 
+def test_masks_that_no_layer_with_attention_takes_are_refused():
+    kinds = dict(layer_types=["conv", "full_attention"] * 2, num_hidden_layers=4)
+    config = transformers.Lfm2Config(**SIZES | kinds, block_auto_adjust_ff_dim=False)
+    model = transformers.Lfm2ForCausalLM(config)  # its attention is that of layers 1 and 3
+    with pytest.raises(ValueError, match=r"layers \[1, 3\] of 4, .* takes local\(2\)"):
+        sparse.use(model, "layers(local(2), dense())")
+    sparse.use(model, "layers(local(2), dense(), dense(), local(2))")(words())
+    sizes = dict(vocab_size=WORDS, num_hidden_layers=2, num_attention_heads=2)
+    model = transformers.AlbertModel(
+        transformers.AlbertConfig(**sizes, embedding_size=16, hidden_size=32, intermediate_size=32)
+    )
+    with pytest.raises(ValueError, match=r"layers \[0\] of 2, .* takes dense\(\)"):
+        sparse.use(model, "layers(local(2), dense())")
+
+
 @pytest.mark.parametrize("kind", ["mamba", "fnet"])
 def test_a_model_without_attention_is_refused(kind):
     sizes = dict(vocab_size=WORDS, hidden_size=32, num_hidden_layers=1)
