@@ -86,8 +86,10 @@ class Settings(Training):
             raise ValueError(f"val_tokens={self.val_tokens}: give {self.context} (context) or more")
         if asks(self.data):
             synthetic(self.data, self.context)  # refuses an amount
-            if self.packed or self.context_parallel > 1:
-                raise ValueError(f"data={self.data} takes packed=false and context_parallel=1")
+            if self.packed or self.context_parallel > 1 or self.plan:
+                raise ValueError(
+                    f"data={self.data} takes packed=false, context_parallel=1 and plan=null"
+                )
         elif self.stop_at is not None:
             raise ValueError(f"stop_at={self.stop_at} is for questions: give data=mqar or another")
         if self.mlp is None and self.mlp_rank:

@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,8 @@ def _kind(tokenizer: str) -> tuple[str, int]:
     if kind == BYTES and not size:
         return kind, 0
     if kind == BPE and size.isdecimal() and SMALLEST <= int(size) <= MOST:
+        if find_spec("tokenizers") is None:
+            raise ValueError(f"tokenizer={tokenizer}: pip install tokenizers, or take bytes")
         return kind, int(size)
     raise ValueError(
         f"tokenizer={tokenizer}: choose bytes, or bpe:SIZE with a size of {SMALLEST} to {MOST}"

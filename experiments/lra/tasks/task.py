@@ -69,6 +69,10 @@ class Task:
         return self.splits["train"].tokens.ndim == 3
 
     def __post_init__(self) -> None:
+        if missing := [name for name in SPLITS if name not in self.splits]:
+            raise ValueError(
+                f"{self.name}: no split {', '.join(missing)}: give train, val and test"
+            )
         for name in SPLITS:
             self._check(name, self.splits[name])
         majority = best_constant(self.splits["train"], self.splits["test"])
@@ -80,16 +84,17 @@ class Task:
         shape = (n, 2, self.length) if self.pair else (n, self.length)
         if not n:
             raise ValueError(f"{self.name}: the {name} split is empty")
-        if split.tokens.shape != shape or split.tokens.dtype not in (np.uint8, np.int16):
-            raise ValueError(
-                f"{self.name}: {name} tokens are {split.tokens.dtype} {split.tokens.shape}, "
-                f"not uint8 or int16 {shape}"
-            )
-        checks = [("labels", split.labels, 0, self.classes - 1)]
-        checks.append(("tokens", split.tokens, 0, self.vocab - 1))
-        if split.lengths is not None:
-            checks.append(("lengths", split.lengths, 1, self.length))
-        for what, values, least, most in checks:
+        checks: Any = [
+            ("tokens", split.tokens, 0, self.vocab - 1, shape, (np.uint8, np.int16)),
+            ("labels", split.labels, 0, self.classes - 1, (n,), (np.int64,)),
+            ("lengths", split.lengths, 1, self.length, shape[:-1], (np.int32, np.int64)),
+        ]
+        for what, values, least, most, shape, kinds in checks[: 2 if split.lengths is None else 3]:
+            if values.shape != shape or values.dtype not in kinds:
+                raise ValueError(
+                    f"{self.name}: {name} {what} are {values.dtype} {values.shape}, not"
+                    f" {' or '.join(kind.__name__ for kind in kinds)} {shape}"
+                )
             if values.min() < least or values.max() > most:
                 raise ValueError(
                     f"{self.name}: {name} {what} reach from {values.min()} to {values.max()}, "
@@ -152,7 +157,10 @@ def load_task(
             f"{name} has no option {', '.join(unknown)}: choose from {', '.join(sorted(known))}"
         )
     whole_number("limit", options.get("limit", 1))
-    return load(Path(data_dir).expanduser(), cache_dir=Path(cache_dir), seed=seed, **options)
+    made = load(Path(data_dir).expanduser(), cache_dir=Path(cache_dir), seed=seed, **options)
+    if not isinstance(made, Task):
+        raise ValueError(f"task={name}: its function returns a {type(made).__name__}: give a Task")
+    return made
 
 
 def loader(name: str) -> Callable[..., Task]:

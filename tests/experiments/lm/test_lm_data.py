@@ -111,12 +111,13 @@ BAD = {
     "missing": "no such folder",
     "short": "a window of context=32 needs 33: give more text",
     "odd.bin": "has 3 bytes: give uint16 tokens",
+    "tokenizer": "tokenizer=bpe:300: pip install tokenizers",
     "vocabulary": "the vocabulary 257 ids .*made with another tokenizer",
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_bad_data_are_one_line_and_leave_nothing(kind, settings, tmp_path):
+def test_bad_data_are_one_line_and_leave_nothing(kind, settings, tmp_path, monkeypatch):
     folder, changes = tmp_path / "bad", {}
     folder.mkdir()
     if kind == "binary":
@@ -127,6 +128,9 @@ def test_bad_data_are_one_line_and_leave_nothing(kind, settings, tmp_path):
     if kind == "odd.bin":
         (folder / "train.bin").write_bytes(b"123")
     data = folder / "none" if kind == "missing" else folder
+    if kind == "tokenizer":
+        monkeypatch.setattr("experiments.lm.text.find_spec", lambda name: None)
+        changes["tokenizer"] = "bpe:300"
     if kind == "vocabulary":
         data, changes = bins(tmp_path / "bins", range(500)), {"vocab": 257}
     with pytest.raises(ValueError, match=BAD[kind]) as found:

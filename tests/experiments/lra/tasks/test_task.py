@@ -30,9 +30,13 @@ def test_a_split_that_does_not_fit_is_refused():
         (split(labels=np.array([0, 1, 2, 0])), "val labels reach from 0 to 2"),
         (split(lengths=np.array([0, 1, 2, 3], np.int32)), "val lengths reach from 0 to 3"),
         (split(n=0), "the val split is empty"),
+        (split(labels=np.zeros(4, np.int32)), r"val labels are int32 \(4,\), not int64 \(4,\)"),
+        (split(lengths=np.ones((4, 2), np.int32)), r"val lengths are int32 \(4, 2\), not int32"),
     ):
         with pytest.raises(ValueError, match=message):
             task(val=val)
+    with pytest.raises(ValueError, match="no split val: give train, val and test"):
+        Task("text", "official", 2, 3, {"train": split(), "test": split()})
 
 
 def test_names_and_options_are_checked_before_any_work(tmp_path):
