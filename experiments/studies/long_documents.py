@@ -5,6 +5,7 @@ restricted. Runs are folders of experiments.train with task=files, or task=text 
 or archives.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.common import figures as f
 from experiments.lra import table
-from experiments.lra.cells import Cell, Cells, Column, make_cells, sorted_rows
+from experiments.lra.cells import Cells, Column, make_cells, sorted_rows
 from experiments.lra.curves import row_labels, row_styles
 from experiments.lra.runs import read_runs, unpacked, write_archive
 from experiments.studies import runner
@@ -54,10 +55,6 @@ def _sets(frame: Any) -> dict[str, Cells]:
     return sets
 
 
-def _ms(cell: Cell) -> float | None:
-    return next(iter(cell.ms_by_place.values()), None)
-
-
 def figures(frame: Any) -> dict[str, Figure]:
     """Return a figure of each set of documents."""
     sets = _sets(frame).items()
@@ -65,7 +62,9 @@ def figures(frame: Any) -> dict[str, Figure]:
 
 
 def _draw(name: str, cells: Cells) -> Figure:
-    """Return accuracy and the time of a training step by length."""
+    """Return accuracy and the time of a training step by length, on the most frequent device."""
+    timed = Counter(device for cell in cells.values() for device, _ in cell.ms_by_place)
+    one = timed.most_common(1)[0][0] if timed else ""
     columns = sorted({column for _, column in cells}, key=lambda column: column.length)
     rows = sorted_rows(key for key, _ in cells)
     styles, labels = row_styles(rows), row_labels(rows)
@@ -74,9 +73,11 @@ def _draw(name: str, cells: Cells) -> Figure:
         own = {c.length: cells[row, c] for c in columns if (row, c) in cells}
         y = {n: cell.accuracy for n, cell in own.items() if cell.accuracy is not None}
         spread = {n: own[n].spread or 0.0 for n in y}
-        ms = {n: time for n, cell in own.items() if (time := _ms(cell)) is not None}
+        times = ((n, at, ms) for n, cell in own.items() for (at, _), ms in cell.ms_by_place.items())
+        ms = {n: ms for n, device, ms in times if device == one}
         accuracy.append(f.Curve(labels[row], styles[row], y, spread))
         steps.append(f.Curve(labels[row], styles[row], ms))
     values = {"test accuracy (%)": {"": accuracy}, "ms a training step": {"": steps}}
     devices = dict.fromkeys(run.device for cell in cells.values() for run in cell.runs)
-    return f.length_figure(values, f"{name}; {', '.join(devices)}")
+    title = f"{name}; {', '.join(devices)}" + f"; times of {one}" * (len(devices) > 1)
+    return f.length_figure(values, title)

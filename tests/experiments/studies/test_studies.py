@@ -123,6 +123,13 @@ def test_the_study_archives_the_runs_of_documents(tmp_path):
     collect(runs=[f"{tmp_path}/runs"])
     assert {run.task for run in read_runs(rows)} == {"files"}
     assert "| 50.0 | 60.0 | 75.0 |" in long_documents.tables(frame(rows))["accuracy"]
+    about = {"source": source, "length": 2048, "ms": 99.0, "device": "GPU B"}
+    write_run(tmp_path / "runs/2048", "files", "flash", **about)  # no time of a curve of GPU A
+    collect(runs=[f"{tmp_path}/runs"])
+    (figure,) = long_documents.figures(frame(rows)).values()
+    times = [line.get_xydata().tolist() for line in figure.axes[1].lines]
+    assert [[512, 5.12], [1024, 10.24], [16384, 163.84]] in times
+    assert "times of GPU A" in figure.get_suptitle()
 
 
 # ---- numerical error
