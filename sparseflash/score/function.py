@@ -25,7 +25,7 @@ from sparseflash.checks import is_wrapped
 from sparseflash.score.rule import SYMBOLS, Kind, node_of, rule_of, symbol, symbols, text_of
 
 Kinds = tuple[tuple[int, torch.dtype, bool, bool], ...]
-_scores: "WeakValueDictionary[int, Score]" = WeakValueDictionary()
+_scores: "WeakValueDictionary[str, Score]" = WeakValueDictionary()
 _numbers = itertools.count()
 
 
@@ -69,7 +69,7 @@ class Score:
         if not isinstance(fn, Expression):
             self._read_names(fn)
         self._texts: dict[Kinds, str] = {}
-        self.number = next(_numbers)
+        self.number = str(next(_numbers))  # torch.compile makes symbols of ints
         _scores[self.number] = self
         if not self.names:
             self.text(())
@@ -160,7 +160,7 @@ def placed(bound: Bound, text: str, tables: tuple[Tensor, ...]) -> Bound:
 
 
 @lru_cache(maxsize=512)
-def _of_rule(number: int, text: str) -> Score:
+def _of_rule(number: str, text: str) -> Score:
     """Return the score function that score `number` becomes."""
     score, rule = _scores[number], rule_of(text)
     names = *score.names, *(f"place {i}" for i in range(len(rule.kinds) - len(score.names)))
@@ -281,7 +281,7 @@ def _bare(text: str) -> tuple[tuple[int, int, int], ...]:
     return rule_of(text).bare
 
 
-def _text(number: int, kinds: Kinds) -> str:
+def _text(number: str, kinds: Kinds) -> str:
     return _scores[number].text(kinds)
 
 

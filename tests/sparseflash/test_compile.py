@@ -218,3 +218,11 @@ def test_the_graph_breaks_where_masks_of_selectors_are_built():
         qkv = small()
         found = run(torch.compile(function, backend="aot_eager"), qkv, i)
         assert_same(found, run(function, qkv, i))
+
+
+def test_scores_may_be_arguments():
+    def function(q, k, v, score):
+        return attention(q, k, v, MASK, score=score)
+
+    caps = [sparseflash.score_rules.softcap(c) for c in (1.0, 2.0, 3.0)]
+    graphs_of(function, [(small(), cap) for cap in caps])
