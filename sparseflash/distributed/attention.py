@@ -167,8 +167,8 @@ def _forward(q, k, v, *arguments):
         out, lse = _merge_results(out, lse, home.wait(), queries)
     if call.sink is not None:
         with_sink = torch.logaddexp(lse, call.sink[:, None].to(lse.dtype))
-        out = out * (lse - with_sink).exp().unsqueeze(-1)
-        lse = with_sink
+        base = with_sink.masked_fill(with_sink == -torch.inf, 0.0)  # of neither key nor sink
+        out, lse = out * (lse - base).exp().unsqueeze(-1), with_sink
     return _laid_out(empty_out(q, v), out), lse.contiguous(), fetched, guests
 
 
@@ -217,7 +217,8 @@ def _backward(dout, dlse, q, k, v, out, lse, fetched, guests, *arguments):
         queries.add((dq,), returning.wait())
     dsink = lse.new_empty(0)
     if call.sink is not None:
-        probability = (call.sink[:, None].to(lse.dtype) - lse).exp()
+        low = lse.masked_fill(lse == -torch.inf, torch.inf)
+        probability = (call.sink[:, None].to(lse.dtype) - low).exp()
         dsink = -(probability * _delta(own)).sum((0, 2)).to(call.sink.dtype)
     pairs = (q, dq), (k, dk), (v, dv)
     laid_out = (_laid_out(torch.empty_like(x), dx) for x, dx in pairs)

@@ -34,8 +34,8 @@ from tests.processes import on_ranks
 
 
 def beside(heads: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Return a sink and a cap of the scores."""
-    sink = torch.linspace(-1, 1, heads, dtype=dtype)
+    """Return a sink, of one head without effect, and a cap of the scores."""
+    sink = torch.linspace(0, 2, heads, dtype=dtype).log()
     return {"sink": sink, "score": sparseflash.score_rules.softcap(3.0)}
 
 
@@ -66,7 +66,7 @@ def least(blocks: Any, cp: Any, kv_heads: int) -> int:
 def families(rank: int, world: int, n: int) -> None:
     joined = 0
     for i, (name, family) in enumerate(FAMILIES.items()):
-        heads, kv_heads, more = (4, 4, False) if i % 3 == 0 else (8, 4, i % 2 == 0)
+        heads, kv_heads, more = (4, 4, name == "bits") if i % 3 == 0 else (8, 4, i % 2 == 0)
         dtype = torch.float32 if i % 4 == 3 else torch.float64
         mask = family(n)
         further: Any = beside(heads, dtype) if more else {}
