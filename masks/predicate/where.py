@@ -76,8 +76,9 @@ def where(
     """
     per_head = flag("per_head", per_head)
     batch = None if batch is None else integer("batch", batch, min=1)
-    if not callable(fn):
-        fn = _function(fn)  # of the text of a mask
+    text = None if callable(fn) else fn  # of a mask
+    if text is not None:
+        fn = _function(text)
     name = getattr(fn, "__qualname__", type(fn).__name__)
     places = ("b",) * (batch is not None) + ("h",) * per_head + ("q", "k")
     places = argument_places(fn, name, places, _REMEDY)
@@ -89,7 +90,10 @@ def where(
         rule, reason = None, str(error) or type(error).__name__
     period = 0 if per_head else 1
     mask = Predicate(fn, places, period, batch, name, rule, reason)
-    return canonical(mask, fn=_word(fn, name, rule))
+    word = _word(fn, name, rule)
+    if text not in (None, word):
+        raise ValueError(f"where() is given {text!r}, whose function has changed: give fn(q, k)")
+    return canonical(mask, fn=word)
 
 
 def _word(fn: Callable[..., Any], name: str, rule: Expression | None) -> str:

@@ -309,4 +309,6 @@ def test_a_function_that_changed_makes_another_mask():
         assert mask == where(rule)
         assert np.array_equal(mask.build(100).to_dense()[0, 0], rule(q, k))
     ids = ids[::-1]
+    with pytest.raises(ValueError, match="changed"):
+        masks.parse(mask.key)
     assert np.array_equal(where(rule).build(100).to_dense()[0, 0], rule(q, k))
