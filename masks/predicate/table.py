@@ -1,5 +1,6 @@
 """`table`: an array that a predicate may look up, as in ids[q], and its range over any interval."""
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,11 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.data)
+
+    @cached_property
+    def digest(self) -> int:
+        """A number that tells tables apart."""
+        return hash(self.data.tobytes())
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, Expression):

@@ -84,10 +84,7 @@ def where(
     places = argument_places(fn, name, places, _REMEDY)
     axes = reversed(range(len(places)))
     _call(fn, name, tuple(np.zeros((axis + 2,) + (1,) * axis, np.int64) for axis in axes))
-    try:
-        rule, reason = _trace(fn, places), ""
-    except Exception as error:
-        rule, reason = None, str(error) or type(error).__name__
+    rule, reason = _trace(fn, places)
     period = 0 if per_head else 1
     mask = Predicate(fn, places, period, batch, name, rule, reason)
     word = _word(fn, name, rule)
@@ -112,7 +109,11 @@ def _content(rule: Expression | None) -> Hashable:
     number: dict[Expression, int] = {}
     nodes: dict[Hashable, int] = {}
     for node in walk(rule) if rule is not None else ():
-        data = hash(node.data.data.tobytes()) if isinstance(node.data, Table) else node.data
+        data: Any = node.data
+        if isinstance(data, Table):
+            data = data.digest
+        elif isinstance(data, np.ndarray):
+            data = data.dtype.str, data.tobytes()
         entry = node.op, node.kind, data, *(number[arg] for arg in node.args)
         number[node] = nodes.setdefault(entry, len(nodes))
     return tuple(nodes)
@@ -149,16 +150,18 @@ def _call(fn: Callable[..., Any], name: str, arrays: tuple[Ints, ...]) -> Bools:
         ) from None
 
 
-def _trace(fn: Callable[..., Any], places: tuple[str, ...]) -> Expression:
-    """Return what fn computes. Whatever it does not take to symbols comes out as an exception."""
+def _trace(fn: Callable[..., Any], places: Sequence[str]) -> tuple[Expression | None, str]:
+    """Return what fn computes, or None and what it does not take to symbols."""
     try:
         rule = lift(fn(*map(atom, places)))
-    except IndexError as error:  # of a NumPy array, whatever error the symbol raises
-        raise Unsupported(INDEXED) from error
-    if rule.kind != BOOL:
-        raise Unsupported("the result is no truth value")
-    check_known(rule)
-    return rule
+        if rule.kind != BOOL:
+            raise Unsupported("the result is no truth value")
+        check_known(rule)
+    except IndexError:  # of a NumPy array, whatever error the symbol raises
+        return None, INDEXED
+    except Exception as error:
+        return None, str(error) or type(error).__name__
+    return rule, ""
 
 
 class Rule(Leaf):
@@ -328,6 +331,11 @@ class Predicate(Rule):
         return _call(self.fn, self.name, arrays)
 
     def _place(self, grid: Grid) -> Placed:
+        if self.traced is not None and _content(_trace(self.fn, self.places)[0]) != self._content:
+            raise ValueError(
+                f"{self.name} computes something else than when where() took it, because a variable"
+                " that it reads has changed: give it an own value, such as lambda q, k, w=w: .."
+            )
         reason = self._unbounded(grid)
         if not reason:
             return super()._place(grid)
@@ -351,6 +359,10 @@ class Predicate(Rule):
             return result
 
         return Placed(rl.constant(rl.MIXED), allowed, lambda x: [x])
+
+    @cached_property
+    def _content(self) -> Hashable:
+        return _content(self.traced)
 
     def _unbounded(self, grid: Grid) -> str:
         """Return why the blocks of this grid cannot be bounded, or ""."""

@@ -302,13 +302,15 @@ def test_a_function_that_changed_makes_another_mask():
     q, k = np.arange(100)[:, None], np.arange(100)
 
     def rule(q, k):
-        return (abs(q - k) <= width) | (table(ids)[q] == k)
+        return (abs(q - k) <= width) | (table(ids)[q] == k) | np.isin(q, [width, 50])
 
     for width in (3, 10, 3):  # noqa: B007 (the rule reads it)
         mask = where(rule)
         assert mask == where(rule)
         assert np.array_equal(mask.build(100).to_dense()[0, 0], rule(q, k))
-    ids = ids[::-1]
+    ids, made = ids[::-1], mask & masks.causal()
+    with pytest.raises(ValueError, match="w=w"):  # as functions that are made in a loop
+        made.build(99)
     with pytest.raises(ValueError, match="changed"):
         masks.parse(mask.key)
     assert np.array_equal(where(rule).build(100).to_dense()[0, 0], rule(q, k))
