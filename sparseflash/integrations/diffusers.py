@@ -134,7 +134,10 @@ class Attend:
         self.used = True
         text = n_q - (n_q if self.latents is None else self.latents)
         if text < 0:
-            raise ValueError(f"latents is {self.latents}, and there are {n_q} tokens: pass fewer")
+            raise ValueError(
+                f"latents is {self.latents}, and there are {n_q} tokens: pass fewer, or call"
+                " use(part, mask) for the layers that have so many"
+            )
         index = None
         if self.order is not None or (text and not self.text_first):
             places, index = _places(self.order, n_q, text, self.text_first, q.device)
