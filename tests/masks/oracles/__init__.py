@@ -36,16 +36,16 @@ def oracle(*kinds: type | str) -> Callable[[Oracle], Oracle]:
     return register
 
 
-def leaf(function: Maker) -> Maker:
-    """Decorator of (rng, n_q, n_k) -> a random mask, the same for all heads and batch entries."""
-    LEAVES.append(function)
-    return function
+def leaf(*makers: Maker) -> Maker:
+    """Note (rng, n_q, n_k) -> a random mask, the same for all heads and batch entries."""
+    LEAVES.extend(makers)
+    return makers[0]
 
 
-def varied(function: Maker) -> Maker:
-    """Decorator of the same, for masks that differ among HEADS heads or BATCH batch entries."""
-    VARIED.append(function)
-    return function
+def varied(*makers: Maker) -> Maker:
+    """Note the same, for masks that differ among HEADS heads or BATCH batch entries."""
+    VARIED.extend(makers)
+    return makers[0]
 
 
 def positions(n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:

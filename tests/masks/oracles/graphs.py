@@ -74,12 +74,6 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     )
 
 
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    count = min(2, -(-n_k // 24))
-    return random_blocks(count=count, block=24, seed=rng.randrange(100), per_head=True)
-
-
 @oracle(RandomBlocks)
 def _(mask: RandomBlocks, n_q: int, n_k: int, heads: int) -> np.ndarray:
     blocks = layout(mask, n_q, n_k, heads)
@@ -93,18 +87,6 @@ def _(mask: RandomBlocks, n_q: int, n_k: int, heads: int) -> np.ndarray:
     return tokens(blocks, mask.block, n_q, n_k)
 
 
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    levels = rng.choice([None, 0, 1, 2, 3])
-    return rng.choice(
-        [
-            butterfly(size=rng.choice([8, 16, 64]), levels=levels),
-            butterfly(size=1),
-            pixelfly(rng.choice(BLOCK_SIZES), levels, rng.randrange(3)),
-        ]
-    )
-
-
 def any_bigbird(rng: random.Random, **options) -> Mask:
     return bigbird(
         rng.choice(BLOCK_SIZES),
@@ -114,16 +96,6 @@ def any_bigbird(rng: random.Random, **options) -> Mask:
         seed=rng.randrange(100),
         **options,
     )
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return any_bigbird(rng, per_head=False)
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return any_bigbird(rng, per_head=True, per_layer=True, layer=rng.randrange(3))
 
 
 @oracle(BigBird)
@@ -152,16 +124,6 @@ def any_graph(rng: random.Random, **options) -> Mask:
     )
 
 
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return any_graph(rng)
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return any_graph(rng, per_head=True)
-
-
 @oracle(RegularGraph)
 def _(mask: RegularGraph, n_q: int, n_k: int, heads: int) -> np.ndarray:
     """From its own graph, of which test_graphs has the first rows, degrees and gaps."""
@@ -175,12 +137,31 @@ def _(mask: RegularGraph, n_q: int, n_k: int, heads: int) -> np.ndarray:
     return tokens(blocks, mask.block, n_q, n_k)
 
 
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    far = sorted(rng.sample(range(200), rng.randrange(3)))
-    return rng.choice(
+leaf(
+    lambda rng, n_q, n_k: rng.choice(
         [
-            longformer(rng.randrange(1, 60), rng.randrange(1, 4), tuple(far)),
+            butterfly(size=rng.choice([8, 16, 64]), levels=rng.choice([None, 0, 1, 2, 3])),
+            butterfly(size=1),
+            pixelfly(rng.choice(BLOCK_SIZES), rng.choice([None, 0, 1, 2, 3]), rng.randrange(3)),
+        ]
+    ),
+    lambda rng, n_q, n_k: any_bigbird(rng, per_head=False),
+    lambda rng, n_q, n_k: any_graph(rng),
+    lambda rng, n_q, n_k: rng.choice(
+        [
+            longformer(
+                rng.randrange(1, 60),
+                rng.randrange(1, 4),
+                tuple(sorted(rng.sample(range(200), rng.randrange(3)))),
+            ),
             etc_(rng.randrange(40), rng.randrange(50)),
         ]
-    )
+    ),
+)
+varied(
+    lambda rng, n_q, n_k: random_blocks(
+        count=min(2, -(-n_k // 24)), block=24, seed=rng.randrange(100), per_head=True
+    ),
+    lambda rng, n_q, n_k: any_bigbird(rng, per_head=True, per_layer=True, layer=rng.randrange(3)),
+    lambda rng, n_q, n_k: any_graph(rng, per_head=True),
+)

@@ -11,32 +11,9 @@ from tests.masks.oracles import BATCH, HEADS, leaf, oracle, varied
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    size = rng.choice([1, 3, 16, 17, 32, 50, 64, 1000])
-    return masks.block_diagonal(size, rng.randrange(size))
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return masks.block_causal(rng.choice([1, 5, 16, 24, 70]))
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     mask = masks.block_diffusion(rng.choice([1, 3, 4, 16, 24, 50, 1000]))
     n = max(n_q, n_k) + max(n_q, n_k) % 2  # it has two halves: a packed document of even length
     return mask if n == n_q == n_k else mask >> masks.packed((n,))
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    ratio = rng.choice([1, 2, 3, 4, 8, 30])
-    return masks.longnet(rng.choice([1, 7, 16, 24, 64, 100]), ratio, rng.randrange(ratio))
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    ratio = rng.choice([2, HEADS])
-    return masks.longnet(rng.choice([5, 16, 50, 64]), ratio, rng.randrange(ratio), per_head=True)
 
 
 def any_lengths(rng: random.Random, n: int) -> list[int]:
@@ -71,32 +48,10 @@ def pieces(rng: random.Random, shape: tuple[int, ...]) -> np.ndarray:
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return packs(rng, [any_lengths(rng, max(n_q, n_k))])
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     """Cross attention: the documents have other lengths among the keys."""
     q, k = any_lengths(rng, n_q), any_lengths(rng, n_k)
     count = max(len(q), len(k))
-    q, k = q + [0] * (count - len(q)), k + [0] * (count - len(k))
-    return masks.documents(q, k)
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    ids = pieces(rng, (max(n_q, n_k),))
-    return masks.documents_from_ids(ids, rng.choice([None, pieces(rng, (n_k,))]))
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return packs(rng, [any_lengths(rng, max(n_q, n_k)) for _ in range(BATCH)])
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return masks.documents_from_ids(pieces(rng, (BATCH, max(n_q, n_k))))
+    return masks.documents(*[x + [0] * (count - len(x)) for x in (q, k)])
 
 
 @oracle("documents", "documents_from_ids", "shared_prefix")
@@ -162,17 +117,6 @@ def any_walk(rng: random.Random, n: int) -> Walk:
     return enter, leave
 
 
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return prefix_tree(*any_walk(rng, max(n_q, n_k)))
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    walks = [any_walk(rng, max(n_q, n_k)) for _ in range(BATCH)]
-    return prefix_tree(*zip(*walks, strict=True))
-
-
 @oracle("prefix_tree")
 def _(mask: Mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
     """Every path from a root by itself: the tokens of a path, causal among themselves."""
@@ -213,14 +157,35 @@ def any_users(rng: random.Random, n: int, batch: int) -> Mask:
     )
 
 
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return any_users(rng, max(n_q, n_k), 1)
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return any_users(rng, max(n_q, n_k), BATCH)
+leaf(
+    lambda rng, n_q, n_k: masks.block_diagonal(
+        size := rng.choice([1, 3, 16, 17, 32, 50, 64, 1000]), rng.randrange(size)
+    ),
+    lambda rng, n_q, n_k: masks.block_causal(rng.choice([1, 5, 16, 24, 70])),
+    lambda rng, n_q, n_k: masks.longnet(
+        rng.choice([1, 7, 16, 24, 64, 100]),
+        ratio := rng.choice([1, 2, 3, 4, 8, 30]),
+        rng.randrange(ratio),
+    ),
+    lambda rng, n_q, n_k: packs(rng, [any_lengths(rng, max(n_q, n_k))]),
+    lambda rng, n_q, n_k: masks.documents_from_ids(
+        pieces(rng, (max(n_q, n_k),)), rng.choice([None, pieces(rng, (n_k,))])
+    ),
+    lambda rng, n_q, n_k: prefix_tree(*any_walk(rng, max(n_q, n_k))),
+    lambda rng, n_q, n_k: any_users(rng, max(n_q, n_k), 1),
+)
+varied(
+    lambda rng, n_q, n_k: masks.longnet(
+        rng.choice([5, 16, 50, 64]), ratio := rng.choice([2, HEADS]), rng.randrange(ratio),
+        per_head=True,
+    ),
+    lambda rng, n_q, n_k: packs(rng, [any_lengths(rng, max(n_q, n_k)) for _ in range(BATCH)]),
+    lambda rng, n_q, n_k: masks.documents_from_ids(pieces(rng, (BATCH, max(n_q, n_k)))),
+    lambda rng, n_q, n_k: prefix_tree(
+        *zip(*[any_walk(rng, max(n_q, n_k)) for _ in range(BATCH)], strict=True)
+    ),
+    lambda rng, n_q, n_k: any_users(rng, max(n_q, n_k), BATCH),
+)  # fmt: skip
 
 
 @oracle("hstu")

@@ -40,27 +40,28 @@ class Rule:
         return RULES[self.name](self.w * (head[0] % 3) if head else self.w, self.m, q, k)
 
 
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return where(Rule(rng.choice(list(RULES)), rng.randrange(1, 100), rng.randrange(1, 40)))
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    name = rng.choice(["band", "disc", "lines"])
-    return where(Rule(name, rng.randrange(1, 60), rng.randrange(1, 40)), per_head=True)
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    count = rng.choice([1, 2, HEADS])
-    return masks.heads(*[rng.choice(LEAVES)(rng, n_q, n_k) for _ in range(count)])
+leaf(
+    lambda rng, n_q, n_k: where(
+        Rule(rng.choice(list(RULES)), rng.randrange(1, 100), rng.randrange(1, 40))
+    )
+)
 
 
 @varied
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     varying = masks.random_blocks(count=1, block=48, seed=rng.randrange(9), per_head=True)
     return masks.heads(masks.causal() | varying, masks.local(3), ~varying, masks.dense())
+
+
+varied(
+    lambda rng, n_q, n_k: where(
+        Rule(rng.choice(["band", "disc", "lines"]), rng.randrange(1, 60), rng.randrange(1, 40)),
+        per_head=True,
+    ),
+    lambda rng, n_q, n_k: masks.heads(
+        *[rng.choice(LEAVES)(rng, n_q, n_k) for _ in range(rng.choice([1, 2, HEADS]))]
+    ),
+)
 
 
 @oracle(Heads)
