@@ -173,11 +173,11 @@ class OnCanvas(Leaf):
             token = np.arange(begin, end) if order is None else order[begin:end]
             yield first[at : at + step] - begin, self._coordinates(token)
 
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
         return self.alike(grid, None, None, row, col)
 
-    def alike(self, grid: Grid, q: Ints | None, k: Ints | None, row: Ints, col: Ints) -> Ints:
-        """(T,) integers, equal for equal tiles, of queries and keys that may be in another order.
+    def alike(self, grid: Grid, q: Ints | None, k: Ints | None, row: Ints, col: Ints) -> list[Ints]:
+        """Return a signature of queries and keys that may be in another order.
 
         A tile follows from the windows of its queries and the places of its keys, each relative to
         those of its first token, and from the difference of the two.
@@ -208,12 +208,7 @@ class OnCanvas(Leaf):
         content_k -= content_k[:, :, :1].copy()
         kinds_q, kinds_k = _kinds(content_q), _kinds(content_k)
 
-        number = kinds_q[i] * len(cols) + kinds_k[j]
-        differences = np.where(whole[i], 0, origin_q[i] - origin_k[j]).T
-        for difference in differences:
-            low = difference.min()
-            number = number * (difference.max() - low + 1) + difference - low
-        return number
+        return [kinds_q[i], kinds_k[j], *np.where(whole[i], 0, origin_q[i] - origin_k[j]).T]
 
 
 def _levels(values: Ints, extreme: np.ufunc, count: int) -> list[Ints]:

@@ -77,15 +77,15 @@ class Leaf(Mask):
 
         return of(self.token_kinds("q", grid.n_q)), of(self.token_kinds("k", grid.n_k))
 
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        """(T,) integers for MIXED blocks: equal ones have equal tiles.
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
+        """Return (T,) integers for MIXED blocks: blocks where all are equal have equal tiles.
 
         Blocks cut by the end of the sequence are separated by the caller. By default blocks are
         alike where the numbers of their tokens are.
         """
         row = _kinds(self.token_kinds("q", grid.n_q), grid.q_token(row), grid.block_q)
         col = _kinds(self.token_kinds("k", grid.n_k), grid.k_token(col), grid.block_k)
-        return (s * (int(row.max()) + 1) + row) * (int(col.max()) + 1) + col
+        return [s, row, col]
 
     def place(self, grid: Grid) -> Placed:
         return place_own(self, grid, self._place)
@@ -138,15 +138,16 @@ def place_own(mask: Mask, grid: Grid, place: Callable[[Grid], Placed]) -> Placed
     return Placed(rl.spread(placed.runs, grid.area, own_slice), allowed, signature, (q, k))
 
 
-def by_code(runs: Runs, number: Callable[[Ints], Ints]) -> Callable[[Ints], list[Ints]]:
-    """Signature of blocks: the code, and `number` of the block where that is MIXED."""
+def by_code(runs: Runs, alike: Callable[[Ints], list[Ints]]) -> Callable[[Ints], list[Ints]]:
+    """Signature of blocks: the code, and the columns `alike` where that is MIXED."""
 
     def signature(x: Ints) -> list[Ints]:
         codes = runs.at(x)
-        inner, mixed = np.zeros(len(x), np.int64), codes == rl.MIXED
-        if mixed.any():
-            inner[mixed] = number(x[mixed])
-        return [codes.astype(np.int64), inner]
+        columns, mixed = [codes.astype(np.int64)], codes == rl.MIXED
+        for column in alike(x[mixed]) if mixed.any() else ():
+            columns.append(np.zeros(len(x), np.int64))
+            columns[-1][mixed] = column
+        return columns
 
     return signature
 

@@ -243,5 +243,5 @@ class Band(ByDistance):
         codes = np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY], np.uint8)
         return Runs(*rl.compact(starts.ravel(), np.tile(codes, grid.rows), grid.size))
 
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        return grid.q_token(row) - grid.k_token(col)  # a band looks the same along a diagonal
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
+        return [grid.q_token(row) - grid.k_token(col)]  # the same along a diagonal

@@ -319,7 +319,7 @@ class Radial(Leaf):
             np.less(apart, widths[:, :, i : i + 1], out=allowed, where=more == i)
         return allowed
 
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
         # Where the first frames end in the block; and for pairs of its frames so much further apart
         # than the first ones, between which differences of query and key the window lies.
         size = self.tokens
@@ -334,4 +334,4 @@ class Radial(Leaf):
             for end in (middle - width, middle + width)
         ]
         cuts = np.minimum(size - q_place, grid.block_q), np.minimum(size - k_place, grid.block_k)
-        return row_numbers(np.concatenate([*cuts, *ends], axis=1).astype(np.int16))
+        return [row_numbers(np.concatenate([*cuts, *ends], axis=1).astype(np.int16))]

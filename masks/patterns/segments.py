@@ -214,7 +214,7 @@ class Cells(Leaf):
     def token_kinds(self, side: str, n: int) -> Ints:
         return self._cell(np.arange(n))
 
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
         # Of blocks with one or two cells a side: where they are cut, and which see each other.
         q = self._cell(grid.q_first[row]), self._cell(grid.q_last[row])
         k = self._cell(grid.k_first[col]), self._cell(grid.k_last[col])
@@ -224,4 +224,5 @@ class Cells(Leaf):
         for i, j in product(q, k):
             number = number * 2 + self._sees(i, j)
         few = (q[1] <= q[0] + 1) & (k[1] <= k[0] + 1)
-        return np.where(few, number, -1 - super().signature(grid, s, row, col))
+        others = super().signature(grid, s, row, col)
+        return [np.where(few, number, -1), *[np.where(few, 0, column) for column in others]]

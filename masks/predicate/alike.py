@@ -219,23 +219,3 @@ def _only(columns: tuple[Ints, ...], where: Bools) -> tuple[Ints, ...]:
     if where.all():
         return columns
     return tuple(np.where(where, column, _MARK) for column in columns) if where.any() else ()
-
-
-def combine(columns: list[Ints]) -> Ints:
-    """(T,) integers that are equal where all of the columns are; T >= 1."""
-    joined, count = np.zeros_like(columns[0]), 1
-    for column in columns:
-        column = np.where(column == _MARK, column[column != _MARK].min(initial=0) - 1, column)
-        column = column - column.min()
-        extent = int(column.max()) + 1
-        if count * extent >= 1 << 62:
-            column, extent = _numbered(column)
-        if count * extent >= 1 << 62:
-            joined, count = _numbered(joined)
-        joined, count = joined * extent + column, count * extent
-    return joined
-
-
-def _numbered(column: Ints) -> tuple[Ints, int]:
-    values, numbers = np.unique(column, return_inverse=True)
-    return numbers.astype(np.int64), len(values)

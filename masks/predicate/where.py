@@ -15,7 +15,7 @@ from masks.checks import argument_places, flag, integer
 from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf, aligned
 from masks.looks import Copies, Squares, classify
-from masks.predicate.alike import BlockSignature, combine, moves_of, tables_of
+from masks.predicate.alike import BlockSignature, moves_of, tables_of
 from masks.predicate.bounds import Bounds, check_known, check_size
 from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, atom, lift, walk
 from masks.predicate.table import Table
@@ -260,7 +260,7 @@ class Rule(Leaf):
         sides = q[at], q_ends[at + 1], k_ends[first[which]], k_ends[stop[which]]
         return rectangle_runs(grid, np.zeros_like(at), *sides)
 
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
         if None not in self._tables.values():
             return super().signature(grid, s, row, col)
         origins = {"q": grid.q_token(row), "k": grid.k_token(col)}
@@ -268,7 +268,7 @@ class Rule(Leaf):
         with np.errstate(all="ignore"):
             bounds = self._bounds(grid, Squares(1, s, row, col))
             alike = BlockSignature(bounds, origins, {"q": grid.block_q, "k": grid.block_k})
-            return combine(alike.columns(self.expression))  # pyright: ignore[reportArgumentType]
+            return alike.columns(self.expression)  # pyright: ignore[reportArgumentType]
 
     def _bounds(self, grid: Grid, squares: Squares) -> Bounds:
         size, s, row, col = squares
@@ -306,12 +306,12 @@ class ByDistance(Rule):
             return sliding_window_view(here, k.shape[-1])[start]
         return here[highest - q + k]
 
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
         offset, which = np.unique(grid.q_token(row) - grid.k_token(col), return_inverse=True)
         inside = np.arange(1 - grid.block_k, grid.block_q)
         parts = np.array_split(offset, 1 + len(offset) // OFFSETS_AT_ONCE)
         content = np.concatenate([self.fn(part[:, None] + inside, 0) for part in parts])
-        return row_numbers(np.packbits(content, axis=1))[which]
+        return [row_numbers(np.packbits(content, axis=1))[which]]
 
 
 class Predicate(Rule):

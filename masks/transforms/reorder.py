@@ -149,7 +149,9 @@ class Reorder(Transform):
         inner = part.place(fine)
         runs = regroup(inner.runs, grid, rows, cols)
         moves = part.moves()
-        signature = by_code(runs, lambda x: x) if moves is None else _alike(runs, grid, q, k, moves)
+        signature = (
+            by_code(runs, lambda x: [x]) if moves is None else _alike(runs, grid, q, k, moves)
+        )
         return Placed(runs, lambda s, i, j: inner.allowed(s, q[i], k[j]), signature)
 
 
