@@ -17,30 +17,8 @@ from tests.notes import each_seed
 N_Q, N_K, BLOCK = 150, 133, (32, 48)
 
 
-@pytest.fixture(params=range(6))
-def abc(request: pytest.FixtureRequest) -> list[Mask]:
-    rng = random.Random(request.param)
-    return [composition(rng, N_Q, N_K, 1) for _ in range(3)]
-
-
 def same(a: Mask, b: Mask) -> bool:
     return a.build(N_Q, N_K, BLOCK) == b.build(N_Q, N_K, BLOCK)
-
-
-def test_laws_of_sets(abc: list[Mask]):
-    a, b, c = abc
-    everything, nothing = masks.dense(), ~masks.dense()
-    assert same(~(a | b), ~a & ~b)
-    assert same(~(a & b), ~a | ~b)
-    assert same(a - b, a & ~b)
-    assert same(a | b, b | a)
-    assert same(a & b, b & a)
-    assert same(a & (b | c), (a & b) | (a & c))
-    assert same(a | (a & b), a)
-    assert same(a | a, a)
-    assert same(a | ~a, everything)
-    assert same(a & ~a, nothing)
-    assert not same(a, ~a)
 
 
 def test_equality_is_by_text():

@@ -61,12 +61,6 @@ def test_windows(maker):
         check_window(mask, any_grid(rng, n_q, n_k), brute_dense(mask, n_q, n_k)[0, 0])
 
 
-def test_ragged_tail_is_full_when_its_tokens_are():
-    blocks = masks.dense().build(200, 130, 128)
-    assert blocks.layout().tolist() == [[[[2, 2], [2, 2]]]]
-    assert len(blocks.bits) == 0 and blocks.density == 1
-
-
 def test_many_undecided_blocks_in_chunks(monkeypatch: pytest.MonkeyPatch):
     """The chunks that bound the memory do not show in the result."""
     mask = masks.butterfly(24) & masks.local(50) | masks.global_tokens(10)

@@ -91,16 +91,6 @@ def test_a_slice_of_a_mask():
     assert interop.from_flex(only) == blocks
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_attention_without_compilation_sees_the_mask():
-    blocks = (masks.local(20) | masks.global_tokens(3)).build(100, 90, (32, 16))
-    rng = np.random.default_rng(0)
-    q, k, v = (torch.from_numpy(rng.standard_normal((2, 3, n, 8))) for n in (100, 90, 90))
-    out = flex.flex_attention(q, k, v, block_mask=interop.to_flex(blocks))
-    scores = (q @ k.mT / 8**0.5).masked_fill(~torch.from_numpy(blocks.to_dense()), -torch.inf)
-    torch.testing.assert_close(out, scores.softmax(-1) @ v, rtol=1e-12, atol=1e-12)
-
-
 def test_too_large():
     blocks = masks.local(64).build(1 << 22, block_size=64)
     with pytest.raises(

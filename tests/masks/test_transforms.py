@@ -19,17 +19,11 @@ from tests.masks.helpers import (
     check,
     check_window,
     composition,
-    dense,
 )
 from tests.masks.oracles import BATCH, HEADS, VARIED
 from tests.masks.oracles.canvas import SIZES, any_canvas, any_canvas_mask
 from tests.masks.oracles.packed import any_reorder, order_of
 from tests.notes import each_seed
-
-
-def test_documents_count_from_their_first_token():
-    bottom_right = masks.causal(align="bottom_right") >> packed([3, 5], [4, 9])
-    assert dense(bottom_right, 8, 13).sum(1).tolist() == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_documents_of_several_lengths_look_different():

@@ -100,14 +100,6 @@ def test_slices():
         stats(blocks, head=3)
 
 
-def test_butterfly_is_a_hypercube():
-    for log in (2, 5, 8, 10):
-        blocks = masks.butterfly(16).build(16 << log, block_size=16)
-        found = stats(blocks)
-        assert found.row_load == found.column_load == (log + 1, log + 1, log + 1)
-        assert found.regular == (True, True) and found.waste == 1
-
-
 def test_a_mask_of_nothing():
     nothing = stats((masks.local(0) - masks.local(0)).build(64, block_size=16))
     assert "64 (0-63)" in str(nothing) and nothing.waste == float("inf")
