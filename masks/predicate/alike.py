@@ -161,16 +161,12 @@ class BlockSignature:
         content = np.empty((len(at), self.sizes[side]), np.int16)
         for low in range(0, len(at), BLOCKS_AT_ONCE):
             part = slice(low, low + BLOCKS_AT_ONCE)
-            entries = self._block(entry.data, first[part], side)
+            places = first[part, None] + np.arange(self.sizes[side])
+            entries = entry.data.data[np.clip(places, 0, len(entry.data) - 1)]
             content[part] = np.clip(entries - begin[part, None], -1, most)
         numbers = np.zeros(self.shape, np.int64)
         numbers[at] = row_numbers(content) if len(at) else 0
         return (numbers,)
-
-    def _block(self, table: Table, first: Ints, side: str) -> Ints:
-        """Return the entries (T, size) of blocks from `first` on."""
-        at = np.clip(first[:, None] + np.arange(self.sizes[side]), 0, len(table) - 1)
-        return table.data[at]
 
     def _number(self, node: Expression) -> Alike:
         if node.kind != INT:  # a real: no base
