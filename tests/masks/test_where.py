@@ -120,12 +120,15 @@ def test_tables_alone_make_rectangles():
     """Tokens that the tables do not tell apart are looked up once: here cells of a mesh."""
     data = np.random.default_rng(0)
     for _ in range(4):
-        q_cell, k_cell = (np.sort(data.integers(0, 12, n)) for n in (300, 500))
-        meets = data.random((12, 12)) < 0.3
-        q_table, k_table, both = table(q_cell), table(k_cell), table(meets.ravel())
-        mask = masks.where(lambda q, k, t=(q_table, k_table, both): t[2][t[0][q] * 12 + t[1][k]])
+        q_cell, k_cell = (data.integers(0, 12, n // 10).repeat(10) for n in (300, 500))
+        meets, some = data.random((12, 12)) < 0.3, data.random(30).repeat(10) < 0.7
+        q_table, k_table, both, rows = map(table, (q_cell, k_cell, meets.ravel(), some))
+        mask = masks.where(
+            lambda q, k, t=(q_table, k_table, both, rows): t[2][t[0][q] * 12 + t[1][k]] & t[3][q]
+        )
         blocks = mask.build(300, 500, (32, 48))
-        assert np.array_equal(blocks.to_dense()[0, 0], meets[q_cell][:, k_cell])
+        dense = meets[q_cell][:, k_cell] & some[:, None]
+        assert np.array_equal(blocks.to_dense()[0, 0], dense)
 
 
 def test_tables_that_are_too_short():
