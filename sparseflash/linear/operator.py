@@ -70,7 +70,7 @@ def mlp(x: Tensor, up: Layer, down: Layer, act: str, gate: bool) -> Tensor:
     flat, *rest = x.reshape(-1, mask1.n_k), mask1.key, mask2.key, act, gate, keep
     out: Any = _Linear.apply(flat, w1, b1, w2, b2, *rest)
     if keep and not torch.compiler.is_compiling():
-        out.grad_fn.masks = mask1, mask2  # which the backward finds by their keys
+        out.grad_fn.metadata["masks"] = mask1, mask2  # which the backward finds by their keys
     return out.view(*x.shape[:-1], out.shape[1])
 
 

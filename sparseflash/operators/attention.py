@@ -78,6 +78,8 @@ def call_operator(request: Request, seed: int | Tensor | None) -> Results:
         run = operators.forward if needs_grad else operators.inference
         found = run(q, k, v, key, tensors, numbers, seed, *_listed(terms), *options)
     out, lse, max_scores = found
+    if not torch.compiler.is_compiling() and out.grad_fn is not None:
+        out.grad_fn.metadata["mask"] = mask  # which the backward finds by its key
     return Results(out, lse, max_scores if options.max_scores else None)
 
 

@@ -268,6 +268,16 @@ def test_checkpointed_attention_has_the_same_gradients():
     assert_same(run(checkpointed, small()), run(attend, small()), 0.0)
 
 
+def test_flops_of_an_array_that_only_the_call_has():
+    totals = []
+    for give in (torch.Tensor.clone, masks.mask_from):
+        mask = give(torch.rand(40, 40) < 0.5)
+        with FlopCounterMode(display=False) as counter:
+            attend(*small(), mask=mask).sum().backward()
+        totals.append(counter.get_total_flops())
+    assert totals[0] == totals[1] > 0
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_hooks_may_lay_out_anew_what_is_saved(layout, monkeypatch):
     """A backward meets the strides that it was planned for: repeated launches have no others."""
