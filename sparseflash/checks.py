@@ -162,6 +162,14 @@ def is_wrapped(given: Tensor) -> bool:
     return functorch.is_functorch_wrapped_tensor(given)
 
 
+def without_gradients(given: Tensor) -> Tensor:
+    """Return the tensor without what torch.func.grad wraps it in."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    while functorch.is_gradtrackingtensor(given):
+        given = functorch.get_unwrapped(given)
+    return given
+
+
 def check_table(seed: Any, q: Tensor, k: Tensor) -> None:
     """Raise ValueError for an int32 seed that is no `key_table` of a call of q and k."""
     if not holds_keys(seed, q, k):

@@ -22,6 +22,7 @@ from sparseflash.checks import (
     check_transforms,
     is_empty,
     is_wrapped,
+    without_gradients,
 )
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
@@ -211,12 +212,15 @@ def as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
         if mask.dtype != torch.bool:
             how = " (mask == 0 where 0 allows and -inf hides)" if mask.is_floating_point() else ""
             raise ValueError(f"mask is {mask.dtype}: give booleans, True where allowed{how}")
-        if not torch.compiler.is_compiling() and is_wrapped(mask):
-            raise ValueError(
-                "mask is a tensor that torch.func or torch.vmap maps over, which has no values;"
-                " put the masks into the batch of one call, (B, 1, N_q, N_k)"
-            )
-        mask = mask.detach().cpu().numpy()
+        if not torch.compiler.is_compiling():
+            mask = without_gradients(mask)
+            if is_wrapped(mask):
+                raise ValueError(
+                    "mask is a tensor that torch.func or torch.vmap maps over, which has no values;"
+                    " put the masks into the batch of one call, (B, 1, N_q, N_k)"
+                )
+        with torch._C._DisableFuncTorch():  # pyright: ignore[reportAttributeAccessIssue]
+            mask = mask.detach().cpu().numpy()
     if isinstance(mask, np.ndarray):
         return mask_from(mask)
     if isinstance(mask, Mask | BlockMask | Selection | Schedule | None):

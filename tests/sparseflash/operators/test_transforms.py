@@ -109,6 +109,18 @@ def with_dual_numbers(q, k, v):
         return function(forward_ad.make_dual(q, q), k, v)
 
 
+def test_masks_may_be_tensors():
+    q, k, v = small(requires_grad=False)
+    pairs = torch.from_numpy(MASK.build(40).to_dense())
+
+    def loss(q, mask):
+        return sparseflash.attention(q, k, v, mask).square().sum()
+
+    for give in (lambda: pairs, pairs.clone):  # made outside, or inside
+        found = torch.func.grad(lambda q, give=give: loss(q, give()))(q)
+        assert torch.equal(found, torch.func.grad(loss)(q, MASK.build(40)))
+
+
 def test_masks_are_not_mapped_over():
     q, k, v = inputs()
     several = torch.ones(3, q.shape[2], k.shape[2], dtype=torch.bool)
