@@ -9,7 +9,6 @@ travel: one row that needs every key.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from masks.types import BlockMask
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CHUNKS = 32  # for each rank, of which the owners "greedy" and "metis" choose
+CHUNKS = 32  # for each rank, of which "greedy" chooses
 MEMORY = 3e12  # bytes a second that a device reads and writes
 GREEDY_AT_MOST = 1 << 28  # steps of "greedy" that "auto" is ready to wait for
 
@@ -273,10 +272,9 @@ def partition(
 
     Args:
         owner: "contiguous", "zigzag", "snake" (rows by their cost, dealt out there and back),
-            "greedy" (chunks of rows, the dearest first, where they add the least time), "metis"
-            (needs pymetis), "auto" (the first of them, METIS where it is installed, that the model
-            finds nearly as fast as any can be), or the rank of every block of tokens, (blocks,)
-            ints.
+            "greedy" (chunks of rows, the dearest first, where they add the least time), "auto" (the
+            first of them that the model finds nearly as fast as any can be), or the rank of every
+            block of tokens, (blocks,) ints.
         queries: whether queries may travel instead of keys.
         heads, kv_heads: of queries, and of keys; those of the mask, else 32, and `heads`.
         sizes: the further fields of `Sizes`.
@@ -388,7 +386,6 @@ def owners(n: int, blocks: Segments, ranks: int, owner: Any) -> Iterator[tuple[s
     if owner == "auto":
         names = ["contiguous", "zigzag", "snake"]
         names += ["greedy"] if CHUNKS * ranks * ranks * n <= GREEDY_AT_MOST else []
-        names += ["metis"] if find_spec("pymetis") else []
     for name in names if ranks > 1 else names[:1]:
         yield name, RULES[name](n, blocks, ranks) if ranks > 1 else np.zeros(n, np.int64)
 
@@ -436,38 +433,6 @@ def _greedy(n: int, blocks: Segments, ranks: int) -> Ints:
     return chosen[chunk]
 
 
-def _metis(n: int, blocks: Segments, ranks: int) -> Ints:
-    try:
-        import pymetis  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise ValueError("owner='metis' needs pymetis: pip install pymetis") from None
-    chunk, cost, each = _chunks(n, blocks, ranks)
-    m = len(cost)
-    a, b = chunk[blocks.row], chunk[blocks.col]
-    edge, weight = np.unique(np.concatenate([a * m + b, b * m + a]), return_counts=True)
-    kept = edge // m != edge % m
-    edge, weight = edge[kept], weight[kept]
-    xadj = np.append(0, np.cumsum(np.bincount(edge // m, minlength=m)))
-    vertex = np.maximum(1, np.round(1000 * cost / max(cost.mean(), 1e-9))).astype(int)
-    _, part = pymetis.part_graph(
-        ranks, xadj=xadj.tolist(), adjncy=(edge % m).tolist(), vweights=vertex.tolist(),
-        eweights=weight.tolist(), recursive=True,
-    )  # fmt: skip
-    owner, count = np.array(part), np.bincount(part, minlength=ranks)
-    load = np.bincount(owner, cost, ranks)
-    for i in np.argsort(cost, kind="stable").tolist():  # the cheapest of those with too many move
-        if count[owner[i]] > each:
-            free = np.flatnonzero(count < each)
-            to = int(free[load[free].argmin()])
-            count[owner[i]] -= 1
-            load[owner[i]] -= cost[i]
-            owner[i] = to
-            count[to] += 1
-            load[to] += cost[i]
-    return owner[chunk]
-
-
 RULES: dict[str, Callable[[int, Segments, int], Ints]] = {
     "contiguous": _contiguous, "zigzag": _zigzag, "snake": _snake, "greedy": _greedy,
-    "metis": _metis,
 }  # fmt: skip

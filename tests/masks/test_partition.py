@@ -1,9 +1,6 @@
 """Blocks taken out of a mask, and what ranks that share a sequence compute and receive."""
 
 import sys
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -63,7 +60,7 @@ def test_bytes_and_work(name, ranks):
     mask = MASKS[name].build(500, block_size=SIZE, heads=8 if MASKS[name].per_head else None)
     load = (mask.layout() > 0).sum((0, 1, 3))
     sizes = {"heads": 8, "kv_heads": 4, "head_dim": 64, "v_dim": 32}
-    for rule in (rule for rule in RULES if rule != "metis" or find_spec("pymetis")):
+    for rule in RULES:
         found = mask.partition(ranks, owner=rule, queries=False, **sizes)
         counts = np.bincount(found.owner, minlength=ranks)
         assert len(counts) == ranks and counts.max() - counts.min() <= max(2, 0.2 * counts.mean())
@@ -84,29 +81,6 @@ def test_queries_of_global_tokens_travel():
     keys, queries = (mask.partition(4, queries=q, heads=8, kv_heads=8) for q in (False, True))
     assert queries.visits == 3
     assert queries.share < 0.2 * keys.share and queries.imbalance < 1.05 < keys.imbalance
-
-
-@pytest.mark.parametrize("uneven", [False, True])
-def test_owners_of_metis(monkeypatch, uneven):
-    """With a stand-in of `pymetis.part_graph`, which gets a symmetric graph without loops."""
-
-    def part_graph(nparts, *, xadj, adjncy, vweights, eweights, recursive):
-        source = np.repeat(np.arange(len(xadj) - 1), np.diff(xadj))
-        assert len(source) == len(adjncy) == len(eweights) and (source != adjncy).all()
-        edges = dict(zip(zip(source.tolist(), adjncy, strict=True), eweights, strict=True))
-        assert all(edges[b, a] == weight for (a, b), weight in edges.items()) and edges
-        assert len(vweights) == len(xadj) - 1 and min(vweights) > 0 and recursive
-        return 0, [0 if uneven else i * nparts // len(vweights) for i in range(len(vweights))]
-
-    module = ModuleType("pymetis")
-    module.part_graph = part_graph  # type: ignore[attr-defined]
-    module.__spec__ = ModuleSpec("pymetis", None)
-    monkeypatch.setitem(sys.modules, "pymetis", module)
-    mask = masks.causal()
-    found = mask.partition(64 * SIZE, 4, SIZE, owner="metis")
-    assert np.bincount(found.owner).tolist() == [16] * 4
-    tried = masks.strided(64 * SIZE // 4).partition(64 * SIZE, 4, SIZE).tried
-    assert "metis" in tried and len(tried) == len(RULES)
 
 
 def test_one_rank_and_refusals():

@@ -76,7 +76,7 @@ def families(rank: int, world: int, n: int) -> None:
             further |= DROPOUT
         call = Call(n, heads, kv_heads, mask, dtype, **further)
         tolerance = 1e-11 if dtype == torch.float64 else 3e-5
-        rules = [rule for rule in RULES if rule != "metis"]
+        rules = [*RULES]
         uneven = np.random.default_rng(i).integers(0, world, -(-n // SIZE))
         uneven[uneven == world - 1] = 0  # the last rank has no tokens
         plans: Any = [(rules[i % 4], "blocks"), (rules[(i + 1) % 4], "keys"), ("auto", "auto")]
