@@ -156,6 +156,7 @@ class _TokenPairs(Cells):
         # The ends may leave less than all of the bits.
         heights = (grid.q_last - grid.q_first) // self.block + 1
         widths = (grid.k_last - grid.k_first) // self.block + 1
+        ones = np.append(bit, np.uint64(0)) - np.uint64(1)  # up to all bits of a word
         rows = np.array([bit[: i * across : across].sum() for i in range(down + 1)])
         found = [(np.zeros(0, np.int64), bit[:0], np.zeros(0, np.uint8))]
         for begin, end in pairwise(self._bounds(line.ravel())):
@@ -169,7 +170,7 @@ class _TokenPairs(Cells):
             x, word = x[begins], bit[key % WORD]
             word = np.bitwise_or.reduceat(word, begins) if len(x) else word
             _, row, j = grid.split(x)
-            full = word == (bit[widths[j]] - np.uint64(1)) * rows[heights[row]]
+            full = word == ones[widths[j]] * rows[heights[row]]
             found.append((x, word, np.where(full, rl.FULL, rl.MIXED).astype(np.uint8)))
         x, word, codes = map(np.concatenate, zip(*found, strict=True))
         return x, word, codes

@@ -70,6 +70,12 @@ def test_snap_to_large_blocks_in_slabs(monkeypatch: pytest.MonkeyPatch):
     assert np.array_equal((mask >> snap((50, 70))).build(161).to_dense(), expected)
 
 
+def test_snap_to_blocks_of_as_many_tokens_as_a_word_has_bits():
+    for how in ("inward", "outward"):
+        mask = masks.butterfly(1, levels=9) >> snap((1, 100), how)
+        assert np.array_equal(mask.build(63, 64).to_dense(), brute_dense(mask, 63, 64))
+
+
 @each_seed(45)
 def test_composition(seed: int):
     """Masks on a canvas and others, in another order on both sides, on one, or on none."""
