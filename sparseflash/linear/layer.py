@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from masks import BlockMask, Mask, dense, parse
 from masks.checks import choice, flag, integer
 from sparseflash.checks import is_number
-from sparseflash.linear.operator import ACTIVATIONS, BLOCKS, check, check_mask, linear, mlp
+from sparseflash.linear.operator import ACTIVATIONS, BLOCKS, check_mask, check_weight, linear, mlp
 from sparseflash.request import autocast
 
 
@@ -163,8 +163,8 @@ class BlockSparseMLP(nn.Module):
             default.
         mask: as in `BlockSparseLinear`, for both layers; or a pair of masks, of hidden x dim and of
             dim x hidden features.
-        block_size, bias, rank, device, dtype: as in `BlockSparseLinear`. Here a multiple of the
-            block size costs no more than the rank below it.
+        block_size, bias, rank, device, dtype: as in `BlockSparseLinear`. A rank costs as much here
+            as the next multiple of the block size.
         activation: "gelu", "gelu_tanh" (that of GPT-2) or "silu".
         gate: whether a third layer, of the same blocks as the first, is multiplied by the activated
             features; with "silu" this is the MLP of Llama.
@@ -207,7 +207,7 @@ class BlockSparseMLP(nn.Module):
         # with further blocks for the low ranks, the hidden features need no passes of their own
         x, w1, b1, w2, b2 = autocast(x, up.weight, up.bias, down.weight, down.bias)
         if not torch.compiler.is_compiling():
-            check(w1, up.mask, b1, x=x)
+            check_weight(w1, up.mask, b1, x=x)
         (mask1, mask2), sizes = self._masks, (up.block_size, down.block_size)
         gap1, gap2 = (-rank % b for b in sizes)  # zeros, up to whole blocks
         columns = _cut(F.pad(up.up, (0, gap1)), sizes[0]).flatten(0, 1).to(w1)

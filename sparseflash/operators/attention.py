@@ -138,7 +138,7 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse, seed, *terms = ctx.saved_tensors
         layouts = ctx.plan.problem[3:6]
         if (q.stride(), k.stride(), v.stride()) != layouts:  # by hooks of saved tensors
-            q, k, v = map(_laid_out, (q, k, v), layouts)
+            q, k, v = map(_with_strides, (q, k, v), layouts)
         saved = Saved(q, k, v, out, lse, seed, TermTensors.of(terms))
         if dout is None:
             dout = torch.zeros_like(saved.out)
@@ -157,8 +157,8 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, None, *_of_terms(others, ctx.plan.problem.options, terms)
 
 
-def _laid_out(t: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return t with these strides."""
+def _with_strides(t: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return a copy of t with these strides, 0 where it is expanded."""
     part = t[tuple(slice(None if stride else 1) for stride in strides)]
     return part.new_empty_strided(part.shape, strides).copy_(part).expand(t.shape)
 
