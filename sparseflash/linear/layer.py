@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from masks import BlockMask, Mask, dense, parse
 from masks.checks import choice, flag, integer
 from sparseflash.checks import is_number
-from sparseflash.linear.operator import ACTIVATIONS, BLOCKS, check_mask, check_weight, linear, mlp
-from sparseflash.request import autocast
+from sparseflash.linear.operator import ACTIVATIONS, BLOCKS, activated, check_mask, linear, mlp
 
 
 class BlockSparseLinear(nn.Module):
@@ -55,7 +54,8 @@ class BlockSparseLinear(nn.Module):
         self.mask = weight_mask(mask, out_features, in_features, block_size)
         self.block_size = self.mask.block_size[0]
         places = self._places()
-        self.register_buffer("blocks", torch.empty_like(places, device=device))
+        blocks = torch.empty(places.shape, dtype=places.dtype, device=device)
+        self.register_buffer("blocks", blocks)
         shapes: dict[str, tuple[int, ...]] = {}
         shapes["weight"] = (len(places), self.block_size, self.block_size)
         shapes |= {"bias": (out_features,)} if bias else {}
@@ -163,8 +163,8 @@ class BlockSparseMLP(nn.Module):
             default.
         mask: as in `BlockSparseLinear`, for both layers; or a pair of masks, of hidden x dim and of
             dim x hidden features.
-        block_size, bias, rank, device, dtype: as in `BlockSparseLinear`. A rank costs as much here
-            as the next multiple of the block size.
+        block_size, bias, rank, device, dtype: as in `BlockSparseLinear`. With rank > 0 the
+            activation is a pass of its own.
         activation: "gelu", "gelu_tanh" (that of GPT-2) or "silu".
         gate: whether a third layer, of the same blocks as the first, is multiplied by the activated
             features; with "silu" this is the MLP of Llama.
@@ -195,32 +195,13 @@ class BlockSparseMLP(nn.Module):
         self.up = BlockSparseLinear(dim, first.n_q, mask=first, **options)
         second = weight_mask(pair[1], dim, hidden, block_size)
         self.down = BlockSparseLinear(hidden, dim, mask=second, **options)
-        if rank:  # as further blocks: columns of the first weight, rows of the second
-            self._masks = _with_lines(first, 1, rank), _with_lines(second, 0, rank)
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., dim) from x (.., dim)."""
-        up, down, rank = self.up, self.down, self.up.rank
-        if not rank:
-            first, second = ((m.weight, m.mask, m.bias) for m in (up, down))
-            return mlp(x, first, second, self.activation, self.gate)
-        # with further blocks for the low ranks, the hidden features need no passes of their own
-        x, w1, b1, w2, b2 = autocast(x, up.weight, up.bias, down.weight, down.bias)
-        if not torch.compiler.is_compiling():
-            check_weight(w1, up.mask, b1, x=x)
-        (mask1, mask2), sizes = self._masks, (up.block_size, down.block_size)
-        gap1, gap2 = (-rank % b for b in sizes)  # zeros, up to whole blocks
-        columns = _cut(F.pad(up.up, (0, gap1)), sizes[0]).flatten(0, 1).to(w1)
-        rows = _cut(F.pad(down.down, (0, 0, 0, gap2)), sizes[1]).flatten(0, 1).to(w2)
-        lines = torch.arange(up.out_features // sizes[0], device=w1.device)
-        lines = lines.repeat_interleave((rank + gap1) // sizes[0])
-        order = torch.cat([up.blocks[:, 0], lines]).argsort(stable=True)
-        w1, w2 = torch.cat([w1, columns]).index_select(0, order), torch.cat([w2, rows])
-        b2 = None if b2 is None else F.pad(b2, (0, rank + gap2))
-        x = torch.cat([x, F.pad(F.linear(x, up.down), (0, gap1))], -1)
-        out = mlp(x, (w1, mask1, b1), (w2, mask2, b2), self.activation, self.gate)
-        out, low, _ = out.split([down.out_features, rank, gap2], -1)
-        return out + F.linear(low, down.up)
+        if self.up.rank:
+            return self.down(activated(self.up(x), self.activation, self.gate))
+        first, second = ((m.weight, m.mask, m.bias) for m in (self.up, self.down))
+        return mlp(x, first, second, self.activation, self.gate)
 
 
 def weight_mask(mask: Any, out_features: int, in_features: int, block: int | None) -> BlockMask:
@@ -247,14 +228,6 @@ def weight_mask(mask: Any, out_features: int, in_features: int, block: int | Non
             f" {in_features}; build it with mask.build(out_features, in_features, block_size=b)"
         )
     return mask
-
-
-def _with_lines(mask: BlockMask, axis: int, features: int) -> BlockMask:
-    """Return the mask with whole rows (axis 0) or columns (1) of blocks for further features."""
-    layout, size = mask.layout()[0, 0] != 0, mask.block_size
-    count = -(-features // size[0])
-    more = np.ones([count if i == axis else n for i, n in enumerate(layout.shape)], bool)
-    return BlockMask.from_layout(np.concatenate([layout, more], axis), size)
 
 
 def _cut(weight: Tensor, block: int) -> Tensor:

@@ -63,9 +63,9 @@ def mlp(x: Tensor, up: Layer, down: Layer, act: str, gate: bool) -> Tensor:
     (w1, mask1, b1), (w2, mask2, b2) = up, down
     tensors = x, w1, b1, w2, b2 = autocast(x, w1, b1, w2, b2)
     if not torch.compiler.is_compiling():
-        check_weight(w1, mask1, b1, x=x)
+        _check(w1, mask1, b1, x=x)
         if w2 is not None:
-            check_weight(w2, mask2, b2)
+            _check(w2, mask2, b2)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     flat, *rest = x.reshape(-1, mask1.n_k), mask1.key, mask2.key, act, gate, keep
     out: Any = _Linear.apply(flat, w1, b1, w2, b2, *rest)
@@ -94,8 +94,7 @@ def check_mask(mask: Any) -> None:
         )
 
 
-def check_weight(weight: Any, mask: BlockMask, bias: Any, **x: Any) -> None:
-    """Raise ValueError for tensors that do not fit the mask or each other."""
+def _check(weight: Any, mask: BlockMask, bias: Any, **x: Any) -> None:
     shapes = {"weight": (mask.nnz, *mask.block_size), "bias": (mask.n_q,)}
     for name, t in {**x, "weight": weight, "bias": bias}.items():
         if name == "bias" and t is None:

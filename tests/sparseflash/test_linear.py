@@ -285,7 +285,9 @@ def test_layers_of_the_meta_device():
     """What loads weights late, or draws them late, has the blocks of the mask."""
     options = {"mask": "butterfly:16", "block_size": 16}
     first = BlockSparseLinear(64, 96, **options)
-    assigned, loaded, drawn = (BlockSparseLinear(64, 96, **options, device="meta") for _ in "123")
+    with torch.device("meta"):  # the buffer too, which is made from an array
+        assigned, loaded, drawn = (BlockSparseLinear(64, 96, **options) for _ in "123")
+    assert assigned.blocks.is_meta
     for layer in (loaded, drawn):
         layer.to_empty(device="cpu").blocks.fill_(-1)
     assigned.load_state_dict(first.state_dict(), assign=True)
