@@ -23,7 +23,12 @@ from sparseflash.backends.protocol import (
     empty_out,
 )
 from sparseflash.dropout import keep_scale, keep_threshold
-from sparseflash.kernels.common.device import described, interpreted, nvidia_capability
+from sparseflash.kernels.common.device import (
+    described,
+    interpreted,
+    multiprocessors,
+    nvidia_capability,
+)
 from sparseflash.kernels.common.launch import Launch
 from sparseflash.kernels.common.shapes import cdiv, padded_dim, padded_dim_v, scale_log2, strides
 from sparseflash.kernels.common.versions import release
@@ -125,13 +130,18 @@ class Backward:
         self.kv, self.q = (Cut(name, problem, schedule) for name in ("backward_kv", "backward_q"))
         self.score = score_of(problem)
         if self.score is not None and self.score.added and not self.score.direct:
-            self.added = Cut("backward_tables", problem, schedule)
+            # the batch entries share their mask and all entries of tables; with 4 it is no faster
+            one_mask = schedule is None or schedule.facts.batch == 1
+            self.batched = self.score.shared and one_mask and problem.batch >= 8
+            kernel = "backward_batch" if self.batched else "backward_tables"
+            self.added = Cut(kernel, problem, schedule)
         self.share = problem.batch * problem.heads * problem.n_q / 2.0**61
         static, self.keep_scale = self.kv.static, keep_scale(problem.options.dropout_p)
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=static)
         self.launch_q = Launch(backward.backward_q, static=static)
         self.launch_tables = Launch(backward.backward_q, static=static)
+        self.launch_batch = Launch(backward.backward_batch, static=static)
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         delta, lse_log2, dsink, zeros = self.rows(dout, dlse, saved)
@@ -249,6 +259,35 @@ class Backward:
         launch(tensors, arguments, lists, layout)
         return dq, sums
 
+    def of_batch(
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk,
+        steps: Tensor, buffers: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        """Add gradients of tables to buffers, summed over batch entries in each tile before."""
+        q, k, v, *_, seed, terms = saved
+        cut, score = self.added, self.score
+        assert score is not None
+        lists = _lists(walk.schedule, "rows")
+        n_tiles, (batch, heads, *_) = cdiv(q.shape[2], cut.tiles.block_m), q.shape
+        wanted = 4 * multiprocessors(q.device) if q.is_cuda else 2  # programs
+        parts = min(batch, cdiv(wanted, n_tiles * heads))
+        entries = cdiv(batch, parts)
+
+        def arguments():
+            args = (
+                q, k, v, dout, lse_log2, delta, *lists, *strides(q, k, v, dout),
+                cut.scale, cut.scale_log2, *cut.dropout(seed),
+                *cut.counts(n_tiles, by_query=True), batch, entries,
+            )  # fmt: skip
+            options = cut.options(None) | {"ADD": score.add_batch, "COUNT": len(score.added)}
+            options |= score.options(terms.tables, q.shape[2], k.shape[2], steps, *buffers)
+            options["SLOPE"] = score.slope_batch
+            del options["TMA"], options["PAIRED"]
+            return (n_tiles * heads * cdiv(batch, entries),), args, options
+
+        tensors = q, k, v, dout, lse_log2, delta, seed, *terms.tables, steps, *buffers
+        self.launch_batch(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
+
     def tables(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, row_sums: Any, zeros: list[Tensor],
         saved: Saved, walk: Walk,
@@ -266,7 +305,8 @@ class Backward:
             value = v.shape[3] * self.keep_scale * self.share
             bound = torch.addcmul(x[2:], x[:1], x[1:2], value=value)
             steps = score.steps(bound, row_sums, self.share)
-            self.queries(dout, delta, lse_log2, saved, walk, steps, buffers)
+            add = self.of_batch if self.batched else self.queries
+            add(dout, delta, lse_log2, saved, walk, steps, buffers)
         return score.gradients(tables, row_sums, steps, buffers, q.shape[2], k.shape[2])
 
 

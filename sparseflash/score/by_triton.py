@@ -59,6 +59,7 @@ class KernelScore:
         slope_sums: `slope`, with sums [M] of `summed`, and two of each of `far`, in place of ();
             if `direct`, it stores the gradients that are added, in buffers after the tables.
         slope_tables: adds to the buffers, which are args after the tables and the steps.
+        slope_batch, add_batch: where `shared`, sum what it adds in tiles, and add these.
         bands: the function (values of `near`) of a vector of distances d, in place of a tile.
         numbers: the function of `once`.
 
@@ -101,7 +102,13 @@ class KernelScore:
         self.score = self._score()
         if not pairs:
             self.slope, self.slope_sums = self._slope(False), self._slope(True)
-            self.slope_tables = None if gluon or self.direct else self._slope_tables()
+            self.slope_tables = None if gluon or self.direct else self._slope_tables(False)
+            # whether all batch entries add to the same entries, by query and key
+            self.shared = bool(self.counted) and all(
+                read.reach == "qk" and "b" not in symbols(read.node) for read in self.added
+            )
+            if self.shared and not gluon:
+                self.slope_batch, self.add_batch = self._slope_batch(), self._slope_tables(True)
         self.bands = self._values(_BAND_ARGS, map(distance_form, self.near))
         self.numbers = self._values(_NUMBER_ARGS, self.once)
 
@@ -128,13 +135,20 @@ class KernelScore:
         factor, parts = factors(self.rule.logits)
         return abs(factor) <= _BOUNDED and [part.op for part in parts] == ["tanh"]
 
-    def _slope_tables(self) -> Any:
-        write = self._after()
+    def _slope_tables(self, of_batch: bool) -> Any:
+        write = Writer(self, once=False) if of_batch else self._after()
         for i, read in enumerate(self.added):
             at = self.counted.get(read.node)
             step = "" if at is None else f"args[{self.n_args}] + {at}"
-            write.add(read, f"args[{self.n_args + 1 + i}]", step)
+            value = f"sums[{i}]" if of_batch else ""
+            write.add(read, f"args[{self.n_args + 1 + i}]", step, value)
         return function_of(write, _SLOPE_ARGS, "g, sums")
+
+    def _slope_batch(self) -> Any:
+        write = self._after()
+        values = [write.guarded(read.grad) for read in self.added]
+        sums = (f"sums[{i}] + {value}" for i, value in enumerate(values))
+        return function_of(write, _SLOPE_ARGS, f"g, ({listed(sums)})")
 
     def _slope(self, with_sums: bool) -> Any:
         write, sums = self._after(), []

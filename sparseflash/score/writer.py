@@ -303,9 +303,9 @@ class Writer:
         )
         return self.line(f"tl.where(g != 0.0, {name}, 0.0)") if singular else name
 
-    def add(self, read: Read, buffer: str, step: str) -> None:
-        """Add the gradients of a read in a tile to its buffer."""
-        value = self.guarded(read.grad)
+    def add(self, read: Read, buffer: str, step: str, value: str = "") -> None:
+        """Add the gradients of a read in a tile, or `value`, to its buffer."""
+        value = value or self.guarded(read.grad)
         if not step:
             at, inside = self.place_of_pair(read.table, read.index)
             self.lines.append(f"tl.store({buffer} + {at}, {value}, mask={inside})")

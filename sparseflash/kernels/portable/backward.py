@@ -350,3 +350,72 @@ def backward_q(
     for i in tl.static_range(SUMS):
         rows_of = RowSums + i * (tl.num_programs(0) // n_tiles).to(tl.int64) * n_q
         tl.store(rows_of + at, sums[i], mask=rows < n_q)
+
+
+@triton.jit(do_not_specialize=(*UNSPECIALIZED, "batch", "entries"))
+def backward_batch(
+    Q, K, V, DOut, LseLog2, Delta, row_ptr, row_mid, col_idx, tile_idx, bits,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_gb, stride_gh, stride_gn,
+    scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
+    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h, batch, entries, score_args,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, SCORE: tl.constexpr, NUMBERS: tl.constexpr,
+    SLOPE: tl.constexpr, ADD: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Gradients of tables that all batch entries share: a program sums those of a tile over
+    `entries` batch entries and adds the sum. SLOPE sums COUNT values of each pair, ADD adds them.
+    """
+    tile, part = split_program(n_tiles)
+    h = (part % heads).to(tl.int64)
+    first_b = part // heads * entries
+    q_start = tile * BLOCK_M
+    rows = q_start + tl.arange(0, BLOCK_M)
+    row = 0 if DENSE else h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
+    first, _middle, n_partial, n_full = block_list(
+        row_ptr, row_mid, row, n_k, BLOCK_K, BLOCK_N, DENSE
+    )
+    for t in tl.range(0, n_partial + n_full):
+        start = block_start(col_idx if DENSE else col_idx + first, t, BLOCK_K, BLOCK_N, DENSE)
+        allowed = (start + tl.arange(0, BLOCK_N) < n_k)[None, :]
+        if PARTIAL and not DENSE:
+            block = tl.minimum(t, n_partial - 1) // (BLOCK_K // BLOCK_N)
+            seen = tile_bits(
+                bits, tl.load(tile_idx + first + block, mask=t < n_partial, other=0),
+                q_start % BLOCK_Q, start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, False,
+            )  # fmt: skip
+            allowed = allowed & (seen | (t >= n_partial))
+        sums = ()
+        for _ in tl.static_range(COUNT):
+            sums = sums + (tl.zeros([BLOCK_M, BLOCK_N], tl.float32),)  # noqa: RUF005
+        for entry in range(first_b, tl.minimum(first_b + entries, batch)):
+            b = tl.cast(entry, tl.int64)
+            q_base, g_base = Q + b * stride_qb + h * stride_qh, DOut + b * stride_gb + h * stride_gh
+            k_base = K + b * stride_kb + (h // group) * stride_kh
+            v_base = V + b * stride_vb + (h // group) * stride_vh
+            q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+            dout = load_tile(g_base, q_start, stride_gn, n_q, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+            k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+            v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+            of_head = b * heads + h
+            at = of_head * n_q + rows
+            lse_log2 = tl.load(LseLog2 + at, mask=rows < n_q, other=float("inf"))
+            delta = tl.load(Delta + at, mask=rows < n_q, other=0.0)
+            keep = True
+            if DROPOUT:
+                row_head, column_head = head_keys(seed_ptr, of_head.to(tl.int32))
+                keep = keep_bits(
+                    row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
+                )
+            numbers = NUMBERS(b.to(tl.int32), h.to(tl.int32), n_q, n_k, score_args)
+            _dq, sums = q_step(
+                0.0, sums, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+                scale, numbers, b, h, q_start, start, n_q, n_k, score_args,
+                True, DROPOUT, PRECISION, SCORE, SLOPE, False,
+            )  # fmt: skip
+        sloped(
+            sums[0], sums[0], (), scale, (), h * 0, h, q_start, start, n_q, n_k, score_args, sums,
+            BLOCK_M, BLOCK_N, False, False, ADD,
+        )  # fmt: skip

@@ -69,6 +69,8 @@ HOPPER = {
     ("backward_tables paired", 64): Tiles(64, 128, 8, 2),
     ("backward_tables", 128): Tiles(64, 64, 8, 2),
     ("backward_tables", 256): Tiles(64, 32, 8, 1),
+    **{("backward_batch", width): Tiles(64, 64, 8, 2) for width in (32, 64, 128)},
+    ("backward_batch", 256): Tiles(64, 32, 8, 1),
 }
 _PADDED: Table = {
     ("forward padded", 32): Tiles(64, 32, 4, 2),
@@ -83,8 +85,9 @@ _PADDED: Table = {
     ("backward_q padded", 256): Tiles(32, 32, 4, 2),
 }
 _SUMS: Table = {
-    ("backward_tables", width): Tiles(16, 16, 4, 1) if width == 256 else Tiles(32, 32, 4, 1)
+    (kernel, width): Tiles(16, 16, 4, 1) if width == 256 else Tiles(32, 32, 4, 1)
     for width in (32, 64, 128, 256)
+    for kernel in ("backward_tables", "backward_batch")
 }
 _BLACKWELL: Table = {
     ("forward partial", 32): Tiles(64, 128, 4, 1),

@@ -40,6 +40,14 @@ def test_results_and_gradients(name):
     check(case, (1, 2, 70, 133), masks.causal(), kv_heads=1, **FLOAT, **more)
 
 
+@pytest.mark.parametrize("name", ["swin", "shared pair"])
+def test_batches_share_tables(name):
+    """Programs sum four or five of nine batch entries."""
+    more = {"dropout_p": 0.3, "seed": 5}
+    check(CASES[name], (9, 1, 40, 70), **FLOAT)
+    check(CASES[name], (9, 1, 40, 70), masks.causal() | masks.global_tokens(40), **FLOAT, **more)
+
+
 CAPS = (1e-7, 0.5, 30.0, 1000.0, 1e7)
 # of |score| over the cap, on both sides of where the forms change
 LARGEST = (1e-6, 0.1, 0.3999, 0.4, 0.4001, 1.0, 5.0, 1e4)
