@@ -11,16 +11,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from masks.predicate.expression import (
-    BOOL,
-    INDEXED,
-    INT,
-    Expression,
-    Unsupported,
-    lift,
-    read_tensor,
-    walk,
-)  # fmt: skip
+from masks.predicate import expression as ops
+from masks.predicate.expression import INT, Expression, lift, walk
 from sparseflash.checks import is_wrapped
 from sparseflash.score.rule import SYMBOLS, Kind, node_of, rule_of, symbol, symbols, text_of
 
@@ -107,18 +99,18 @@ class Score:
     def text(self, kinds: Kinds) -> str:
         """Return the key of the rule for such tensors."""
         if kinds not in self._texts:
-            given = [Kind(n, str(dtype).removeprefix("torch."), *rest) for n, dtype, *rest in kinds]
-            self._texts[kinds] = text_of(self._traced(given), tuple(given))
+            made = tuple(
+                Kind(n, str(dtype).removeprefix("torch."), *rest) for n, dtype, *rest in kinds
+            )
+            logits = self.fn
+            if not isinstance(logits, Expression):
+                given: dict[str, Any] = {name: symbol(name) for name in self.places}
+                for i, (name, kind) in enumerate(zip(self.names, made, strict=True)):
+                    table = Table(i, name, kind)
+                    given[name] = table if kind.ndim else table[()]
+                logits = trace(logits, self.name, given)
+            self._texts[kinds] = text_of(logits, made)
         return self._texts[kinds]
-
-    def _traced(self, kinds: list[Kind]) -> Expression:
-        if isinstance(self.fn, Expression):
-            return self.fn
-        given: dict[str, Any] = {name: symbol(name) for name in self.places}
-        for i, (name, kind) in enumerate(zip(self.names, kinds, strict=True)):
-            table = Table(i, name, kind)
-            given[name] = table if kind.ndim else table[()]
-        return trace(self.fn, self.name, given)
 
 
 class Bound(NamedTuple):
@@ -227,23 +219,20 @@ def trace(
 
     Raises ValueError for what symbols cannot do.
     """
-    token = read_tensor.set(read)
+    token = ops.read_tensor.set(read)
     try:
         rule = lift(fn(**values))
-    except Unsupported as error:
+    except (ops.Unsupported, ValueError) as error:
         how = "an array is indexed, or int() or math used: make it an argument, and write np.tanh"
-        text = str(error).replace(INDEXED, how)
-        raise ValueError(f"{name}: {text}") from None
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise ValueError(f"{name}: {str(error).replace(ops.INDEXED, how)}") from error
     except Exception as error:
         raise ValueError(
             f"{name} fails on symbols ({error}); write functions of NumPy or torch, and np.where"
             " for if"
         ) from error
     finally:
-        read_tensor.reset(token)
-    if rule.kind == BOOL:
+        ops.read_tensor.reset(token)
+    if rule.kind == ops.BOOL:
         raise ValueError(f"{name} gives truth values; give numbers, and a mask for what is hidden")
     used = {part.op for part in walk(rule)}
     if "entry" in used:
@@ -292,10 +281,6 @@ _bare._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAcce
 
 def _is_whole(x: Expression) -> bool:
     """Whether the values of an expression are integers."""
-    if x.kind == INT or x.op in ("floor", "ceil"):
-        return True
-    if x.op == "float":
-        return float(x.data).is_integer()
-    if x.op in ("add", "subtract", "multiply", "minimum", "maximum", "absolute"):
-        return all(map(_is_whole, x.args))
-    return x.op == "where" and all(map(_is_whole, x.args[1:]))
+    if x.op in ("add", "subtract", "multiply", "minimum", "maximum", "absolute", "where"):
+        return all(_is_whole(arg) for arg in x.args if arg.kind != ops.BOOL)
+    return x.kind == INT or x.op in ("floor", "ceil") or (x.op == "float" and x.data.is_integer())
