@@ -1,7 +1,5 @@
 """Rules computed by torch, for any numbers of queries and keys that broadcast."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -44,11 +42,9 @@ class Scored:
         for read in self.rule.reads:
             total = into[read.table]
             assert total is not None
-            place = self.place(read.table, read.index)
             part = self.value(read.grad).masked_fill(hidden, 0.0)
-            gather(total, place, part)
-        ds = self.value(self.rule.ds)
-        return ds.masked_fill(hidden, 0.0)
+            gather(total, self.place(read.node), part)
+        return self.value(self.rule.ds).masked_fill(hidden, 0.0)
 
     def value(self, node: Expression) -> Tensor:
         """Return the values of an expression, each computed once."""
@@ -57,10 +53,10 @@ class Scored:
             found = self._known[node] = self._value(node)
         return found
 
-    def place(self, table: int, index: Iterable[Expression]) -> Tensor:
-        """Return the number of an entry of the table, flat."""
+    def place(self, load: Expression) -> Tensor:
+        """Return the number of the entry that is read, in its table made flat."""
         at = torch.zeros((), dtype=torch.int64, device=self.device)
-        for i, size in zip(index, self.tables[table].shape, strict=True):
+        for i, size in zip(load.args, self.tables[load.data].shape, strict=True):
             number = self.value(i)
             if number.is_floating_point():  # which may be infinite; NaN reads the first entry
                 number = number.nan_to_num(0.0).clamp(0, size)
@@ -82,7 +78,7 @@ class Scored:
                 total = torch.full((), total, device=self.device)
             return total
         if node.op == "load":
-            found = self.tables[node.data].reshape(-1)[self.place(node.data, node.args)]
+            found = self.tables[node.data].reshape(-1)[self.place(node)]
             return found.to({REAL: self.real, INT: torch.int64, BOOL: torch.bool}[node.kind])
         values = [self.value(arg) for arg in operands(node)]
         if node.kind == REAL or any(arg.kind == REAL for arg in node.args):
@@ -90,12 +86,15 @@ class Scored:
         return OPERATIONS[node.op].torch(*values)
 
 
-def gather(total: Tensor, place: Tensor, part: Tensor) -> None:
-    """Add the gradients of pairs to those of the entries, in an order that is always the same."""
+def gather(total: Tensor, place: Tensor, part: Tensor, alone: bool = False) -> None:
+    """Add the gradients of pairs to those of the entries, in an order that is always the same.
+
+    alone: whether no two places are the same.
+    """
     part = part.expand(torch.broadcast_shapes(part.shape, place.shape))
     part = part.sum_to_size(place.shape)  # pairs that share the entry for certain
     place, part, total = place.flatten(), part.flatten().to(total.dtype), total.view(-1)
-    if total.is_cuda:  # where index_add_ has atomics
+    if total.is_cuda and not alone:  # where index_add_ has atomics
         total.index_put_((place,), part, accumulate=True)
     else:
         total.index_add_(0, place, part)

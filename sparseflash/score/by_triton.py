@@ -22,19 +22,8 @@ from sparseflash.cache import cached
 from sparseflash.kernels.common.shapes import LOG2E
 from sparseflash.kernels.portable.score import SPAN
 from sparseflash.score.by_torch import Scored, as_tables, gather
-from sparseflash.score.rule import Rule, distance_form, rule_of, symbols
-from sparseflash.score.writer import (
-    Writer,
-    factors,
-    function_of,
-    has_ends,
-    is_plain,
-    is_tile,
-    kept,
-    listed,
-    stored,
-    terms,
-)
+from sparseflash.score.rule import Rule, distance_form, factors, has_ends, is_tile, rule_of, symbols
+from sparseflash.score.writer import Writer, function_of, listed
 
 _PLACE = "b, h, q, k, n_q, n_k, first"
 _SHAPE = "M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, FAST: tl.constexpr"
@@ -77,24 +66,25 @@ class KernelScore:
         self.once: dict[Expression, int] = {}
         # where args have the pointer of a table, before its sizes
         *self.places, self.n_args = accumulate((1 + kind.ndim for kind in rule.kinds), initial=0)
-        self.kept = kept(rule)
-        self.terms = terms(rule.logits)
-        of_score = [(sign, node.op) for sign, node in self.terms if "s" in symbols(node)]
+        of_score = [(sign, node.op) for sign, node in rule.terms if "s" in symbols(node)]
         self.scaled = of_score == [(1, "s")]  # x is that of the products as they are
         # where args have the last of the first distances with one entry, and the first of the last
         self.spans: dict[Expression, int] = {}
-        for _, node in self.terms:
-            if node.op == "load" and len(self.terms) > 1 and not pairs and has_ends(node):
+        for _, node in rule.terms:
+            if node.op == "load" and len(rule.terms) > 1 and not pairs and has_ends(node):
                 self.spans.setdefault(node, self.n_args + 2 * len(self.spans))
         self.n_args += 2 * len(self.spans)
         self.added = [read for read in rule.reads if not read.carried]
-        self.summed = [r for r in rule.reads if r.carried or not (stored(r) or is_plain(r.grad))]
+        self.summed = [r for r in rule.reads if r.carried or not (r.stored or r.plain)]
         self.number = number = {read.node: i for i, read in enumerate(self.summed)}
-        self.counted = {r.node: number.get(r.node, -1) + 1 for r in self.added if not stored(r)}
+        self.counted = {r.node: number.get(r.node, -1) + 1 for r in self.added if not r.stored}
         self.direct = not gluon and bool(self.added) and not self.counted
+        # where args have the buffers of `added`, after the steps
+        first = self.n_args + (not self.direct)
+        self.buffer = {read.node: first + i for i, read in enumerate(self.added)}
         # the reads whose places another table decides on
         self.led = {r.node for r in rule.reads if [p.op for p in walk(r.node)].count("load") > 1}
-        far = (r for r in self.added if r.node in self.spans and is_plain(r.grad))
+        far = (r for r in self.added if r.node in self.spans and r.plain)
         self.far = {read.node: len(self.summed) + 2 * i for i, read in enumerate(far)}
         self.n_sums = len(self.summed) + 2 * len(self.far)
         # whether the sums of a tile may be those by key
@@ -119,10 +109,10 @@ class KernelScore:
         amplified = self.gluon and apart and parts[0].op == "tanh"
         if amplified:
             write.amplified(parts[0], factor * LOG2E)
-        kept = [f"{write(node)}{self._packed(node)[0]}" for node in self.kept]
+        kept = [f"{write(node)}{self._packed(node)[0]}" for node in self.rule.kept]
         if amplified:
             result = "x, unit, 0.0"
-        elif len(self.terms) == 1:
+        elif len(self.rule.terms) == 1:
             x = write(parts[0] if apart else self.rule.logits)
             result = f"{x}, {(factor if apart else 1.0) * LOG2E!r}, 0.0"
         else:
@@ -138,10 +128,7 @@ class KernelScore:
     def _slope_tables(self, of_batch: bool) -> Any:
         write = Writer(self, once=False) if of_batch else self._after()
         for i, read in enumerate(self.added):
-            at = self.counted.get(read.node)
-            step = "" if at is None else f"args[{self.n_args}] + {at}"
-            value = f"sums[{i}]" if of_batch else ""
-            write.add(read, f"args[{self.n_args + 1 + i}]", step, value)
+            write.add(read, f"sums[{i}]" if of_batch else "")
         return function_of(write, _SLOPE_ARGS, "g, sums")
 
     def _slope_batch(self) -> Any:
@@ -154,8 +141,8 @@ class KernelScore:
         write, sums = self._after(), []
         result = write.guarded(self.rule.ds) if is_tile(self.rule.ds) else "g * 0.0"
         far = [read for read in self.added if read.node in self.far]
-        for i, read in enumerate(self.added if with_sums and self.direct else ()):
-            write.add(read, f"args[{self.n_args + i}]", "")
+        for read in self.added if with_sums and self.direct else ():
+            write.add(read)
         for read in (*self.summed, *far) if with_sums else ():
             value, ends = write.guarded(read.grad), ("True",)
             if read.node in self.far:
@@ -177,8 +164,8 @@ class KernelScore:
         return function_of(write, parameters, f"({listed([*map(write, nodes)])})")
 
     def _after(self) -> "Writer":
-        kept = (f"kept[{i}]{self._packed(node)[1]}" for i, node in enumerate(self.kept))
-        return Writer(self, known=dict(zip(self.kept, kept, strict=True)))
+        kept = (f"kept[{i}]{self._packed(node)[1]}" for i, node in enumerate(self.rule.kept))
+        return Writer(self, known=dict(zip(self.rule.kept, kept, strict=True)))
 
     def _packed(self, node: Expression) -> tuple[str, str]:
         """Return how a value is kept, and taken again: bounded ones in half of the registers."""
@@ -237,14 +224,12 @@ class KernelScore:
         totals: list[Tensor | None] = [None] * len(tables)
         shapes, device = tuple(t.shape for t in tables), row_sums.device
         for i, read in enumerate(self.rule.reads):
-            table, total, sums = tables[read.table], totals[read.table], None
-            if read.carried:
+            total, sums = totals[read.table], None
+            if (part := made.get(read.node)) is None:  # carried
+                part = torch.zeros(shapes[read.table], dtype=torch.float32, device=device)
                 sums = row_sums[self.number[read.node]]
-                part = torch.zeros(table.shape, dtype=torch.float32, device=device)
-            else:
-                part = made[read.node]
-                if read.node in self.counted:
-                    part = part * steps[self.counted[read.node]]
+            elif read.node in self.counted:
+                part = part * steps[self.counted[read.node]]
             if read.node in self.far:
                 sums = row_sums[self.far[read.node] :][:2]
             if sums is not None:
@@ -253,11 +238,7 @@ class KernelScore:
                     place, alone = self.entries(i, tables, *of_call), False
                 else:
                     place, alone = _entries(self.rule.text, i, shapes, *of_call)
-                if alone:
-                    sums = sums.sum_to_size(place.shape).flatten()
-                    part.view(-1).index_add_(0, place.view(-1), sums)
-                else:
-                    gather(part, place, sums)
+                gather(part, place, sums, alone)
             totals[read.table] = part if total is None else total + part
         for i, kind in enumerate(self.rule.kinds):
             if kind.wanted and totals[i] is None:  # never read
@@ -273,12 +254,12 @@ class KernelScore:
         """
         read = self.rule.reads[i]
         b, h, q = (torch.arange(n, device=device) for n in extents)
-        given, index = {"b": b[:, None, None], "h": h[:, None], "q": q}, read.index
-        if read.node in self.far:
+        given, node = {"b": b[:, None, None], "h": h[:, None], "q": q}, read.node
+        if node in self.far:
             given["d"] = torch.tensor([1 - n_q, n_k - 1], device=device).view(2, 1, 1, 1)
-            index = map(distance_form, index)
+            node = distance_form(node)
         s = torch.empty(0, device=device)
-        return Scored(self.rule, tables, s, n_q, n_k, **given).place(read.table, index)
+        return Scored(self.rule, tables, s, n_q, n_k, **given).place(node)
 
 
 @cached
@@ -309,7 +290,7 @@ def _ends(text: str, shapes: tuple[tuple[int, ...], ...], n_q: int, n_k: int) ->
         score.rule, like, d.new_empty(0, dtype=torch.float32), n_q, n_k, d=d, b=zero, h=zero
     )
     for node in score.spans:
-        places = at.place(node.data, map(distance_form, node.args)).expand(len(d))
+        places = at.place(distance_form(node)).expand(len(d))
         turns = (places.diff() != 0).nonzero().flatten()
         low = high = _NOWHERE  # where all take the same
         if len(turns):

@@ -17,11 +17,22 @@ from typing import Any, NamedTuple
 import torch
 
 from masks.predicate import expression as ops
-from masks.predicate.expression import BOOL, INT, REAL, Expression, atom, walk, weighted, whole
+from masks.predicate.expression import (
+    BOOL,
+    INT,
+    REAL,
+    Expression,
+    atom,
+    constant,
+    walk,
+    weighted,
+    whole,
+)
 
 PLACES = ("b", "h", "q", "k")
 SYMBOLS = ("s", *PLACES, "n_q", "n_k")
 _ALL = {*SYMBOLS, "g", "d", "inverse"}  # with a gradient, a distance, and 1 / scale
+_COSTLY = ("tanh", "exp", "log", "sqrt", "divide", "load")  # kept for the derivatives
 
 
 class Operation(NamedTuple):
@@ -96,13 +107,20 @@ class Read(NamedTuple):
         return self.node.data
 
     @property
-    def index(self) -> tuple[Expression, ...]:
-        return self.node.args
-
-    @property
     def carried(self) -> bool:
         """Whether its gradient is a number for each query."""
         return self.reach in ("bh", "q")
+
+    @property
+    def stored(self) -> bool:
+        """Whether each pair of each head has an entry of its own."""
+        return sorted(bare(i) or "" for i in self.node.args) == ["b", "h", "k", "q"]
+
+    @property
+    def plain(self) -> bool:
+        """Whether what it adds is the gradient of the logits, or no larger."""
+        factor, parts = factors(self.grad)
+        return abs(factor) <= 1 and [part.op for part in parts] == ["g"]
 
 
 class Rule:
@@ -138,12 +156,12 @@ class Rule:
     @cached_property
     def by_pair(self) -> bool:
         """Whether a table has an entry of its own for each query and key."""
-        return any({"q", "k"} <= {*map(bare, node.args)} for node in self.loads)
+        return any(map(is_pair, self.loads))
 
     @cached_property
     def paired(self) -> bool:
         """Whether a table is read by key or by pair."""
-        return any(reach(node.args) in ("k", "qk") for node in self.loads)
+        return any(reach(node) in ("k", "qk") for node in self.loads)
 
     @cached_property
     def singular(self) -> bool:
@@ -153,7 +171,15 @@ class Rule:
 
     @cached_property
     def _derivatives(self) -> dict[Expression, Expression]:
-        return derivatives(self.logits, Expression("g", REAL))
+        """g times the derivatives by s and by each read."""
+        sums = {self.logits: Expression("g", REAL)}
+        for node in reversed([*walk(self.logits)]):
+            slopes = OPERATIONS[node.op].slopes if node.op in OPERATIONS else None
+            if node in sums and slopes is not None:
+                for arg, part in zip(node.args, slopes(sums[node], node, *node.args), strict=True):
+                    if part is not None and arg.kind == REAL:
+                        sums[arg] = ops.add(sums[arg], part) if arg in sums else part
+        return {node: sums[node] for node in sums if node.op in ("s", "load")}
 
     @cached_property
     def ds(self) -> Expression:
@@ -164,10 +190,28 @@ class Rule:
     def reads(self) -> tuple[Read, ...]:
         """All reads that give gradients to a table."""
         return tuple(
-            Read(node, reach(node.args), grad)
+            Read(node, reach(node), grad)
             for node, grad in self._derivatives.items()
             if node.op == "load" and self.kinds[node.data].wanted
         )
+
+    @cached_property
+    def terms(self) -> list[tuple[int, Expression]]:
+        """Expressions with signs whose sum is the logits."""
+        return _terms(self.logits, 1)
+
+    @cached_property
+    def kept(self) -> list[Expression]:
+        """The nodes of a tile whose values the derivatives take from the logits."""
+        of_logits = {*walk(self.logits)}
+
+        def found(node: Expression) -> list[Expression]:
+            if node in of_logits and node.op in _COSTLY and is_tile(node):
+                return [node]
+            return [part for arg in node.args for part in found(arg)]
+
+        parts = self.ds, *(read.grad for read in self.reads)
+        return list(dict.fromkeys(node for part in parts for node in found(part)))
 
 
 @lru_cache(maxsize=4096)
@@ -213,16 +257,21 @@ def bare(index: Expression) -> str | None:
     return None
 
 
+def is_pair(load: Expression) -> bool:
+    """Whether a read has an entry of its own for each query and key."""
+    return {"q", "k"} <= {*map(bare, load.args)}
+
+
 def symbols(*nodes: Expression) -> set[str]:
     return {part.op for node in nodes for part in walk(node)} & _ALL
 
 
-def reach(index: tuple[Expression, ...]) -> str:
-    """Return what an index depends on: "bh" on nothing but batch entry and head, "q" or "k" on the
-    query or the key, "d" on the distance k - q alone, "qk" on both.
+def reach(node: Expression) -> str:
+    """Return what an expression depends on: "bh" on nothing but batch entry and head, "q" or "k" on
+    the query or the key, "d" on the distance k - q alone, "qk" on both.
     """
-    found = symbols(*index) & {"q", "k"}
-    if len(found) == 2 and not found & symbols(*map(distance_form, index)):
+    found = symbols(node) & {"q", "k"}
+    if len(found) == 2 and not found & symbols(distance_form(node)):
         return "d"
     return "".join(sorted(found, reverse=True)) or "bh"
 
@@ -253,13 +302,42 @@ def substituted(node: Expression, known: dict[Expression, Expression]) -> Expres
     return known[node]
 
 
-def derivatives(logits: Expression, g: Expression) -> dict[Expression, Expression]:
-    """Return g times the derivative by s and by each read."""
-    sums: dict[Expression, Expression] = {logits: g}
-    for node in reversed([*walk(logits)]):
-        slopes = OPERATIONS[node.op].slopes if node.op in OPERATIONS else None
-        if node in sums and slopes is not None:
-            for arg, part in zip(node.args, slopes(sums[node], node, *node.args), strict=True):
-                if part is not None and arg.kind == REAL:
-                    sums[arg] = ops.add(sums[arg], part) if arg in sums else part
-    return {node: sums[node] for node in sums if node.op in ("s", "load")}
+def is_tile(node: Expression) -> bool:
+    """Whether each pair has a value of its own."""
+    found = symbols(node)
+    return "s" in found or "g" in found or {"q", "k"} <= found
+
+
+def has_ends(node: Expression) -> bool:
+    """Whether a read goes by distance alone, and not by what another table has for it."""
+    if node.kind != REAL or reach(node) != "d":
+        return False
+    dims = [symbols(i) for i in map(distance_form, node.args)]
+    inner = any(part.op == "load" for i in node.args for part in walk(i))
+    return not inner and not any("d" in names and names & {"b", "h"} for names in dims)
+
+
+def factors(node: Expression) -> tuple[float, list[Expression]]:
+    """Return a number and expressions whose product is the node: itself if there is no number."""
+    parts = [node]
+    if node.op == "float":
+        factor, parts = node.data, []
+    elif (value := constant(node)) is not None:
+        factor, parts = float(value), []
+    elif node.op == "multiply":
+        (a, left), (b, right) = map(factors, node.args)
+        factor = a * b
+        parts = left + right if a != 1 or b != 1 else parts
+    elif node.op == "divide" and (by := factors(node.args[1]))[0] and not by[1]:
+        factor, parts = factors(node.args[0])
+        factor /= by[0]
+    else:
+        factor = 1.0
+    return (factor, parts) if 1e-30 <= abs(factor) <= 1e30 else (1.0, [node])
+
+
+def _terms(node: Expression, sign: int) -> list[tuple[int, Expression]]:
+    if node.op not in ("add", "subtract"):
+        return [(sign, node)]
+    left, right = node.args
+    return _terms(left, sign) + _terms(right, sign if node.op == "add" else -sign)

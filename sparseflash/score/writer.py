@@ -1,4 +1,4 @@
-"""The text of a rule as lines of Triton, and what its expressions tell about a tile."""
+"""The text of a rule as lines of Triton."""
 
 import hashlib
 import linecache
@@ -8,105 +8,30 @@ from functools import cache
 from typing import Any
 
 import triton
-import triton.language as tl
 
 from masks.predicate.expression import BOOL, INT, REAL, Expression, constant, multiply, walk, whole
 from sparseflash.kernels.common.shapes import LOG2E
+from sparseflash.kernels.portable import score as of_tiles
 from sparseflash.kernels.portable.capping import capped
-from sparseflash.kernels.portable.score import (
-    SPAN,
-    band,
-    fixed,
-    floor_divide,
-    remainder,
-    spread,
-    sums_by_distance,
-)
+from sparseflash.kernels.portable.score import SPAN
 from sparseflash.score.rule import (
     OPERATIONS,
     SYMBOLS,
     Read,
-    Rule,
     bare,
     distance_form,
+    factors,
+    is_pair,
+    is_tile,
     operands,
     reach,
     symbols,
 )
 
-_GLOBALS = {
-    "tl": tl, "capped": capped, "floor_divide": floor_divide, "remainder": remainder,
-    "sums_by_distance": sums_by_distance, "band": band, "spread": spread, "fixed": fixed,
-}  # fmt: skip
 _OF_TILE = {"q", "k", "s", "g", "d"}
 _INVERSE = Expression("inverse", REAL)  # 1 / scale
 _TOKENS = 2**24  # more than any call has
-_COSTLY = ("tanh", "exp", "log", "sqrt", "divide", "load")  # kept for the derivatives
 _SINGULAR = ("exp", "log", "sqrt", "load")  # may be infinite where g is 0
-
-
-def has_ends(node: Expression) -> bool:
-    """Whether a read goes by distance alone, and not by what another table has for it."""
-    if node.kind != REAL or reach(node.args) != "d":
-        return False
-    dims = [symbols(i) for i in map(distance_form, node.args)]
-    inner = any(part.op == "load" for i in node.args for part in walk(i))
-    return not inner and not any("d" in names and names & {"b", "h"} for names in dims)
-
-
-def stored(read: Read) -> bool:
-    """Whether each pair of each head has an entry of its own."""
-    return sorted(bare(i) or "" for i in read.index) == ["b", "h", "k", "q"]
-
-
-def kept(rule: Rule) -> list[Expression]:
-    """Return the nodes of a tile whose values the derivatives take from the logits."""
-    costly = {node for node in walk(rule.logits) if node.op in _COSTLY and is_tile(node)}
-    found: dict[Expression, None] = {}
-
-    def visit(node: Expression) -> None:
-        if node in costly:
-            found[node] = None
-        else:
-            for arg in node.args:
-                visit(arg)
-
-    for part in (rule.ds, *(read.grad for read in rule.reads)):
-        visit(part)
-    return list(found)
-
-
-def factors(node: Expression) -> tuple[float, list[Expression]]:
-    """Return a number and expressions whose product is the node: itself if there is no number."""
-    parts = [node]
-    if node.op == "float":
-        factor, parts = node.data, []
-    elif (value := constant(node)) is not None:
-        factor, parts = float(value), []
-    elif node.op == "multiply":
-        (a, left), (b, right) = map(factors, node.args)
-        factor = a * b
-        parts = left + right if a != 1 or b != 1 else parts
-    elif node.op == "divide" and (by := factors(node.args[1]))[0] and not by[1]:
-        factor, parts = factors(node.args[0])
-        factor /= by[0]
-    else:
-        factor = 1.0
-    return (factor, parts) if 1e-30 <= abs(factor) <= 1e30 else (1.0, [node])
-
-
-def is_plain(grad: Expression) -> bool:
-    """Whether a gradient is that of the logits, or no larger."""
-    factor, parts = factors(grad)
-    return abs(factor) <= 1 and [part.op for part in parts] == ["g"]
-
-
-def terms(node: Expression, sign: int = 1) -> list[tuple[int, Expression]]:
-    """Return expressions with signs whose sum is the node."""
-    if node.op not in ("add", "subtract"):
-        return [(sign, node)]
-    left, right = node.args
-    return terms(left, sign) + terms(right, sign if node.op == "add" else -sign)
 
 
 def _split(node: Expression) -> tuple[list[Expression], list[Expression]]:
@@ -127,11 +52,6 @@ def _slant(node: Expression) -> Expression | None:
                 rest = {arg: k * factors[arg.op] for arg in total.args if arg.op not in ("q", "k")}
                 return whole(k * total.data[0], rest)
     return None
-
-
-def is_tile(node: Expression) -> bool:
-    found = symbols(node)
-    return "s" in found or "g" in found or ("q" in found and "k" in found)
 
 
 def listed(names: Any) -> str:
@@ -187,6 +107,9 @@ class Writer:
         self.lines.append(f"{name} = {text}")
         return name
 
+    def block(self, head: str, *lines: str) -> None:
+        self.lines += [f"{head}:", *(f"    {line}" for line in lines)]
+
     def number(self, node: Expression) -> str:
         return self.real(node) if node.kind == INT else self(node)
 
@@ -195,7 +118,7 @@ class Writer:
         score, out = self.score, "raw" if self.score.scaled else ""
         unit = self.line(f"scale * {LOG2E!r}") if score.scaled else repr(LOG2E)
         adds, late = [], []
-        for sign, node in score.terms:
+        for sign, node in score.rule.terms:
             op = "+" if sign > 0 else "-"
             if not score.pairs and not symbols(node) & {"q", "k", "s"}:
                 adds.append(f"{op} {self.number(node)} * {LOG2E!r}")
@@ -219,8 +142,7 @@ class Writer:
         if not x:
             return value if op == "+" else f"-{value}"
         text, loads = f"{x} {op} {value}", (part for part in walk(node) if part.op == "load")
-        near = any({"q", "k"} <= {*map(bare, load.args)} for load in loads)
-        if not near or self.score.gluon or self.score.pairs:
+        if not any(map(is_pair, loads)) or self.score.gluon or self.score.pairs:
             return text
         return f"({text} if T else tl.fma({value}, {op}1.0, {x}))"
 
@@ -251,13 +173,10 @@ class Writer:
             entry = far(distance_form(node))
         near = [*write.lines, f"x = x {op} {value}"]
         if score.gluon:  # a tile of several blocks has no such distances
-            self.lines += ["if first[4] is None:", *_indented([*near, f"{add} = 0.0"])]
-        self.lines += [
-            f"{'el' * score.gluon}if ({high} > args[{at}]) & ({low} < args[{at + 1}]):",
-            *_indented([*near, f"{add} = scale * 0.0"]),
-            "else:",
-            *_indented([*far.lines, f"{add} = {minus}({entry} * {unit})"]),
-        ]
+            self.block("if first[4] is None", *near, f"{add} = 0.0")
+        near_by = f"({high} > args[{at}]) & ({low} < args[{at + 1}])"
+        self.block(f"{'el' * score.gluon}if {near_by}", *near, f"{add} = scale * 0.0")
+        self.block("else", *far.lines, f"{add} = {minus}({entry} * {unit})")
 
     def _slanted(self, add: str, op: str, unit: str, node: Expression) -> None:
         """Add the product of a number and abs(k - q + r) to x. Where the sign of the distance is
@@ -268,18 +187,15 @@ class Writer:
         assert rest is not None
         whole, real = self(rest), self.real(rest)
         near = f"x = x {op} {factor} * tl.abs({real} + first[0] + first[1])"
-        self.lines += [
-            "if T or first[4] is None:",
-            *_indented([near, f"{add} = 0.0"]),
-            f"elif (first[5] + {whole} > 0) & (first[4] + {whole} < 0):",
-            *_indented([near, f"{add} = first[6] * 0.0"]),
-            "else:",
-            *_indented([
-                f"{add}_factor = tl.where(first[4] + {whole} >= 0, {above}, {below})",
-                f"x = tl.fma(first[1], {add}_factor, x)",  # LLVM would join it with the other one
-                f"{add} = ({add}_factor * {unit}) * (first[6] + {real})",
-            ]),
-        ]  # fmt: skip
+        self.block("if T or first[4] is None", near, f"{add} = 0.0")
+        both = f"(first[5] + {whole} > 0) & (first[4] + {whole} < 0)"
+        self.block(f"elif {both}", near, f"{add} = first[6] * 0.0")
+        self.block(
+            "else",
+            f"{add}_factor = tl.where(first[4] + {whole} >= 0, {above}, {below})",
+            f"x = tl.fma(first[1], {add}_factor, x)",  # LLVM would join it with the other one
+            f"{add} = ({add}_factor * {unit}) * (first[6] + {real})",
+        )
 
     def _near(self, node: Expression, first: str, step: str) -> str:
         """Return the load of a tile, or of one distance, from a vector of `by_distance`."""
@@ -293,7 +209,7 @@ class Writer:
         if self.distance or self.score.pairs or node.kind != REAL or symbols(node) & {"s", "g"}:
             return False
         loads = (part for part in walk(node) if part.op == "load")
-        return reach((node,)) == "d" and any(reach(part.args) == "d" for part in loads)
+        return reach(node) == "d" and any(reach(part) == "d" for part in loads)
 
     def guarded(self, part: Expression) -> str:
         """Return a product with g, 0 where g is 0, whatever the derivative is there."""
@@ -303,38 +219,38 @@ class Writer:
         )
         return self.line(f"tl.where(g != 0.0, {name}, 0.0)") if singular else name
 
-    def add(self, read: Read, buffer: str, step: str, value: str = "") -> None:
+    def add(self, read: Read, value: str = "") -> None:
         """Add the gradients of a read in a tile, or `value`, to its buffer."""
-        value = value or self.guarded(read.grad)
-        if not step:
-            at, inside = self.place_of_pair(read.table, read.index)
+        score, value = self.score, value or self.guarded(read.grad)
+        buffer = f"args[{score.buffer[read.node]}]"
+        if read.stored:
+            at, inside = self.place_of_pair(read.node)
             self.lines.append(f"tl.store({buffer} + {at}, {value}, mask={inside})")
             return
         if read.reach == "d":
-            band = Writer(self.score, self.lines, distance="d")
-            at = band.place(read.table, tuple(map(distance_form, read.index)))
+            at = Writer(score, self.lines, distance="d").place(distance_form(read.node))
             value = self.line(f"sums_by_distance({value}, M, N)")
         else:
-            at = self.place(read.table, read.index)
+            at = self.place(read.node)
             if read.reach == "k":
                 value = self.line(f"tl.sum({value}, 0)[None, :]")
-        if read.node in self.score.far:
-            low = self.score.spans[read.node]
+        if read.node in score.far:
+            low = score.spans[read.node]
             near = f"(far + {SPAN.value} > args[{low}]) & (far - {SPAN.value} < args[{low + 1}])"
             value = self.line(f"tl.where({near}, {value}, 0.0)")
-        number = f"fixed({value}, tl.load({step}))"
+        number = f"fixed({value}, tl.load(args[{score.n_args}] + {score.counted[read.node]}))"
         self.lines.append(
             f"tl.atomic_add({buffer} + {at}, {number}, mask={value} != 0.0, sem='relaxed')"
         )
 
-    def place(self, number: int, index: tuple[Expression, ...], clamped: bool = True) -> str:
-        """Return the offset of an entry. The caller checks that numbers of tokens, heads and batch
-        entries are in the table, those of tokens beyond the end become the last ones if `clamped`;
-        any other index is moved into the table.
+    def place(self, load: Expression, clamped: bool = True) -> str:
+        """Return the offset of the entry that is read. The caller checks that numbers of tokens,
+        heads and batch entries are in the table, those of tokens beyond the end become the last
+        ones if `clamped`; any other index is moved into the table.
         """
-        first, large = self.score.places[number], self.score.rule.kinds[number].large
+        first, large = self.score.places[load.data], self.score.rule.kinds[load.data].large
         at = ""
-        for dim, i in enumerate(index):
+        for dim, i in enumerate(load.args):
             name, size = self(i), f"args[{first + 1 + dim}]"
             if i.kind == REAL:
                 name = f"tl.minimum(tl.maximum({name}, 0.0), 2.0e9).to(tl.int32)"  # not infinite
@@ -348,15 +264,15 @@ class Writer:
             at = f"({at}) * {size} + {name}" if at else name
         return self.line(at or "0")
 
-    def place_of_pair(self, number: int, index: tuple[Expression, ...]) -> tuple[str, str]:
+    def place_of_pair(self, load: Expression) -> tuple[str, str]:
         """Return the offset of an entry, and whether its tokens are in the table. Triton joins
         accesses to neighbours, which minima would hide from it.
         """
         inside = " & ".join(
-            f"({name} < args[{self.score.places[number] + 1 + dim}])"
-            for dim, name in enumerate(map(bare, index)) if name in ("q", "k")
+            f"({name} < args[{self.score.places[load.data] + 1 + dim}])"
+            for dim, name in enumerate(map(bare, load.args)) if name in ("q", "k")
         )  # fmt: skip
-        return self.place(number, index, clamped=False), inside
+        return self.place(load, clamped=False), inside
 
     def _text(self, node: Expression) -> str:
         args = operands(node)
@@ -366,10 +282,10 @@ class Writer:
             kind = {INT: "tl.int32", REAL: "tl.float32", BOOL: "tl.int1"}[node.kind]
             if self.score.rule.kinds[node.data].dtype in ("int64", "uint32", "uint64"):
                 kind = "tl.int64"
-            if self.score.pairs or not {"q", "k"} <= {*map(bare, args)}:
-                at = self.place(node.data, args)
+            if self.score.pairs or not is_pair(node):
+                at = self.place(node)
             else:
-                at = "{}, mask={}, other=0".format(*self.place_of_pair(node.data, args))
+                at = "{}, mask={}, other=0".format(*self.place_of_pair(node))
             return f"tl.load(args[{self.score.places[node.data]}] + {at}).to({kind})"
         if node.op == "tanh":
             return self._tanh(node)
@@ -397,8 +313,8 @@ class Writer:
         # with numbers that are known here, a backward has registers for them
         back.lines += [f"x = capped({back(node.args[0])}, 1.0, 1.0, FAST)", f"unit = {factor!r}"]
         on.lines += [f"x = {on._tanh(node, factor)}", "unit = 1.0"]
-        self.lines += ["if T:", *_indented([*back.lines, "t = x"])]
-        self.lines += ["else:", *_indented([*on.lines, f"t = x * {1 / factor!r}"])]
+        self.block("if T", *back.lines, "t = x")
+        self.block("else", *on.lines, f"t = x * {1 / factor!r}")
         self.known[node] = "t"
 
     def _tanh(self, node: Expression, amplitude: float = 1.0) -> str:
@@ -465,17 +381,14 @@ class Writer:
 
 
 def function_of(write: Writer, parameters: str, result: str) -> Any:
+    """Return the Triton function of the lines that are written."""
     lines = write.lines
     if any("spread(" in line or "sums_by_distance(" in line for line in lines):
         lines = ["d = band(first, M, N)", *lines]
     if any("inverse" in line for line in lines):
         lines = ["inverse = 1.0 / scale", *lines]
-    body = "".join(f"{line}\n" for line in _indented([*lines, f"return {result}"]))
+    body = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))
     return _compiled(f"({parameters}):\n{body}")
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
 
 
 @cache
@@ -486,6 +399,6 @@ def _compiled(text: str) -> Any:
     name = f"score_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     text, file = f"def {name}{text}", f"<sparseflash {name}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    made: dict[str, Any] = _GLOBALS | {"__name__": __name__}
+    made: dict[str, Any] = vars(of_tiles) | {"capped": capped, "__name__": __name__}
     exec(compile(text, file, "exec"), made)  # noqa: S102, of a text that is written here
     return triton.jit(made[name])

@@ -26,7 +26,7 @@ class ScoreLaunch:
         self.problem, self.score = problem, score
         self.middle = -(-problem.n_q // _MARGIN) * _MARGIN + _MARGIN  # the place of distance 0
         self.length = self.middle + -(-problem.n_k // _MARGIN) * _MARGIN + _MARGIN
-        self.bands, self.count = score.bands, len(score.near)
+        self.count = len(score.near)
         self._launch = Launch(by_distance, static=True)
 
     @classmethod
@@ -42,8 +42,7 @@ class ScoreLaunch:
         shapes = tuple(t.shape for t in tables)
         if not self.count:
             return tuple(tables), shapes
-        problem = self.problem
-        n_bh = problem.batch * problem.heads
+        problem, n_bh = self.problem, self.problem.batch * self.problem.heads
         shape = self.count, n_bh, self.length
         found = torch.empty(shape, dtype=torch.float32, device=problem.device)
 
@@ -52,9 +51,9 @@ class ScoreLaunch:
                 found, self.length, self.middle, problem.scale, problem.n_q, problem.n_k,
                 problem.heads,
             )  # fmt: skip
-            options = {"args": self.score.args(tables), "BANDS": self.bands, "COUNT": self.count}
-            grid = cdiv(self.length, _BLOCK), n_bh
-            return grid, args, options | {"BLOCK": _BLOCK, "num_warps": 4}
+            options = {"args": self.score.args(tables), "COUNT": self.count, "BLOCK": _BLOCK}
+            options |= {"BANDS": self.score.bands, "num_warps": 4}
+            return (cdiv(self.length, _BLOCK), n_bh), args, options
 
         self._launch((found, *tables), arguments, layout=shapes)
         return (*tables, found), shapes
