@@ -3,6 +3,7 @@
 import inspect
 import json
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import triton.language as tl
 import masks
 import sparseflash
 from sparseflash.kernels.portable.capping import NEAR, capped
+from sparseflash.kernels.portable.score import by_distance
 from sparseflash.score import function
 from sparseflash.score.by_triton import kernel_score
 from sparseflash.testing import make_qkv
@@ -126,6 +128,16 @@ def test_tables_of_more_than_2_31_entries(monkeypatch):
             check(case, (1, 2, 30, 40), **FLOAT)
 
 
+def check_beside_reference(n: int, mask: Any, rule: sparseflash.Score, **tables: torch.Tensor):
+    """Compare the output and all gradients with those of the reference, which clamps indices."""
+    inputs, found = [*make_qkv(1, 2, n, n, 16, requires_grad=True), *tables.values()], []
+    for backend in ("triton", "reference"):
+        out = sparseflash.attention(*inputs[:3], mask, score=rule(**tables), backend=backend)
+        found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for x, y in zip(*found, strict=True):
+        assert (x - y).norm() <= 3e-5 * y.norm()
+
+
 def test_far_pairs_take_one_entry():
     """Of tables that know short distances alone."""
     relative, t5 = sparseflash.score_rules.relative(20), sparseflash.score_rules.t5(8, 32)
@@ -134,27 +146,14 @@ def test_far_pairs_take_one_entry():
         (None, capped, (2, 41)), (masks.causal(), t5, (8, 2)), (SCATTERED, relative, (2, 41)),
         (masks.local(24) | masks.global_tokens(40), relative, (2, 41)),
     ):  # fmt: skip
-        q, k, v = make_qkv(1, 2, 420, 420, 16, requires_grad=True)
-        bias, found = torch.randn(shape, requires_grad=True), []
-        for backend in ("triton", "reference"):
-            out = sparseflash.attention(q, k, v, mask, score=rule(bias=bias), backend=backend)
-            found.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v, bias))])
-        for x, y in zip(*found, strict=True):
-            assert (x - y).norm() <= 3e-5 * y.norm()
+        check_beside_reference(420, mask, rule, bias=torch.randn(shape, requires_grad=True))
 
 
 def test_derivatives_that_are_infinite_where_nothing_is_seen():
     rule = sparseflash.score(lambda s, q, k, w: s + torch.log(w[q, k]) - 1 / w[k, q])
     mask = masks.where(lambda q, k: q != k)
-    q, k, v = make_qkv(1, 2, 70, 70, 16, requires_grad=True)
     w = torch.rand(70, 70) + 0.5
-    w.fill_diagonal_(0.0).requires_grad_()
-    given = []
-    for backend in ("triton", "reference"):
-        out = sparseflash.attention(q, k, v, mask, score=rule(w=w), backend=backend)
-        given.append(torch.autograd.grad(out.square().sum(), (q, k, v, w)))
-    for x, y in zip(*given, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    check_beside_reference(70, mask, rule, w=w.fill_diagonal_(0.0).requires_grad_())
 
 
 def test_a_nan_shows_in_the_gradients_of_tables():
@@ -207,12 +206,9 @@ def test_several_reads_of_one_table_and_none():
     assert (q.grad == 0).all() and (t[1].grad == 0).all()
 
 
-@INTERPRETED
 @pytest.mark.parametrize("name", ["relative", "buckets"])
 def test_what_tables_have_at_a_distance(name):
     """What the kernels for Hopper read in place of tables, in units of the scale."""
-    from sparseflash.kernels.portable.score import by_distance
-
     b, h, n, m, middle, length = sizes = 2, 3, 70, 133, 512, 1024
     tables, score = tables_of(CASES[name], sizes[:4], torch.float32), sparseflash.score
     bound = score(CASES[name].fn)(**tables)
