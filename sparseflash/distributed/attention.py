@@ -120,19 +120,17 @@ def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, rows: Any
     if in_kernels(out):
         return kernels_of("distributed").merge(out, lse, other, other_lse, index)
     at = (slice(None), slice(None), slice(None) if index is None else index)
-    both = [out[at], lse[at]]
-    _merge_parts(both, other, other_lse)
+    both = _merged(out[at], lse[at], other, other_lse)
     out[at], lse[at] = both[0].to(out.dtype), both[1]
 
 
-def _merge_parts(both: list[Tensor], other: Tensor, other_lse: Tensor) -> None:
-    """Replace [out, LSE], of the dtype of the LSE, by those over the keys of both."""
-    out, lse = both
+def _merged(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out and LSE, of the dtype of the LSE, over the keys of both."""
     total = torch.logaddexp(lse, other_lse)
     base = total.masked_fill(total == -torch.inf, 0.0)  # where neither has a key
     first, second = ((x - base).exp().unsqueeze(-1) for x in (lse, other_lse))
     # 0 * x: a part without keys has output 0, never NaN
-    both[:] = out.to(lse.dtype) * first + other.to(lse.dtype) * second, total
+    return out.to(lse.dtype) * first + other.to(lse.dtype) * second, total
 
 
 @torch.library.impl("sparseflash::context_forward", ("CPU", "CUDA"))
@@ -165,10 +163,8 @@ def _forward(q, k, v, *arguments):
             _merge(out, lse, *call.forward(far, *come, part.remote, places.remote), rows)
     if queries:
         out, lse = _merge_results(out, lse, home.wait(), queries)
-    if call.sink is not None:
-        with_sink = torch.logaddexp(lse, call.sink[:, None].to(lse.dtype))
-        base = with_sink.masked_fill(with_sink == -torch.inf, 0.0)  # of neither key nor sink
-        out, lse = out * (lse - base).exp().unsqueeze(-1), with_sink
+    if call.sink is not None:  # one more key, whose value is 0
+        out, lse = _merged(out, lse, out.new_zeros(()), call.sink[:, None].to(lse.dtype))
     return _laid_out(empty_out(q, v), out), lse.contiguous(), fetched, guests
 
 
@@ -298,9 +294,9 @@ def _merge_results(out: Tensor, lse: Tensor, come: Tensor, queries: Any) -> tupl
     dim, wide, lse = out.shape[3], lse.dtype, lse.unsqueeze(-1)
 
     def merge(both: list[Tensor], part: Tensor) -> list[Tensor]:
-        found = [both[0], both[1].squeeze(-1)]
-        _merge_parts(found, part[..., :dim], _from_dtype(wide, part[..., dim:])[0])
-        return [found[0], found[1].unsqueeze(-1)]
+        come_lse = _from_dtype(wide, part[..., dim:])[0]
+        merged, total = _merged(both[0], both[1].squeeze(-1), part[..., :dim], come_lse)
+        return [merged, total.unsqueeze(-1)]
 
     queries.update((out, lse), come, merge)
     return out, lse.squeeze(-1)

@@ -52,6 +52,7 @@ class Chosen:
 
     def __init__(self, units: Units, unit: Tensor, blocks: int):
         self.units, self.unit, self.blocks = units, unit, max(1, blocks)
+        self.place = units.slices, units.size, self.blocks  # as the kernels take it
 
     @cached_property
     def at(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,23 +63,15 @@ class Chosen:
     def pack(self, *tensors: Tensor) -> Tensor:
         """Return (units, size, ., ., D), the tensors side by side."""
         if in_kernels(tensors[0]):
-            units = self.units
-            return kernels_of("distributed").pack(
-                tensors, self.unit, units.slices, units.size, self.blocks
-            )
+            return kernels_of("distributed").pack(tensors, self.unit, *self.place)
         return torch.cat([self.units.of(x)[self.at] for x in tensors], -1)
 
     def unpack(self, packed: Tensor, *tensors: Tensor) -> None:
         """Fill the units of tensors whose blocks are whole from what lies side by side."""
-        offset = 0
-        for x in tensors:
-            if in_kernels(x):
-                units = self.units
-                call = offset, units.slices, units.size, self.blocks
-                kernels_of("distributed").unpack(x, self.unit, packed, *call)
-            else:
-                self.units.of(x)[self.at] = packed[..., offset : offset + x.shape[3]]
-            offset += x.shape[3]
+        if in_kernels(packed):
+            return kernels_of("distributed").unpack(tensors, self.unit, packed, *self.place)
+        for x, part in zip(tensors, packed.split([x.shape[3] for x in tensors], -1), strict=True):
+            self.units.of(x)[self.at] = part
 
     def update(self, tensors: Sequence[Tensor], change: Any) -> None:
         """Replace the units [(units, size, ., ., D), ...] by change(them), in float32 at least."""
@@ -120,10 +113,7 @@ class Rows:
         elif in_kernels(x):
             chosen, one = self.chosen, self.one_each
             packed = chosen.units.of(come).flatten(0, 2).contiguous()
-            size, slices = chosen.units.size, chosen.units.slices
-            kernels_of("distributed").add(
-                x, chosen.unit, one, one, packed, 0, slices, size, chosen.blocks
-            )
+            kernels_of("distributed").add((x,), chosen.unit, one, one, packed, *chosen.place)
         else:
             x.index_add_(2, self.index, come)
 
@@ -212,16 +202,10 @@ class Transfer:
 
     def add(self, tensors: Sequence[Tensor], come: Tensor) -> None:
         """Add what came back, side by side, to the units that were sent: rank by rank, in place."""
-        widths = [x.shape[3] for x in tensors]
         if in_kernels(tensors[0]):
-            chosen, offset = self.touched, 0
-            for x, width in zip(tensors, widths, strict=True):
-                kernels_of("distributed").add(
-                    x, chosen.unit, self.first, self.order, come, offset, chosen.units.slices,
-                    chosen.units.size, chosen.blocks,
-                )  # fmt: skip
-                offset += width
-            return
+            call = self.touched.unit, self.first, self.order, come, *self.touched.place
+            return kernels_of("distributed").add(tensors, *call)
+        widths = [x.shape[3] for x in tensors]
 
         def add(totals: list[Tensor], part: Tensor) -> list[Tensor]:
             return [t + x for t, x in zip(totals, part.split(widths, -1), strict=True)]

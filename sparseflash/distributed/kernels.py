@@ -5,6 +5,7 @@ sparseflash/distributed/exchange.py. Packed units are (units, size, rest, h, wid
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -26,30 +27,24 @@ def pack(
     first = tensors[0]
     rest, heads = first.shape[0] // slices[0], first.shape[1] // slices[1]
     packed = first.new_empty(len(unit), size, rest, heads, width)
-    offset = 0
-    for x in tensors:
-        _units(x, unit, None, None, packed, offset, slices, size, blocks)
-        offset += x.shape[3]
+    _units(tensors, unit, None, None, packed, slices, size, blocks)
     return packed
 
 
-def unpack(
-    x: Tensor, unit: Tensor, packed: Tensor, offset: int, slices: tuple[int, int], size: int,
-    blocks: int,
-) -> None:  # fmt: skip
-    """Replace units of x by packed ones."""
-    _units(x, unit, unit, None, packed, offset, slices, size, blocks)
+def unpack(tensors: Sequence[Tensor], unit: Tensor, packed: Tensor, *place: Any) -> None:
+    """Replace units of the tensors by packed ones; place: the last arguments of `pack`."""
+    _units(tensors, unit, unit, None, packed, *place)
 
 
 def add(
-    x: Tensor, unit: Tensor, first: Tensor, come: Tensor, packed: Tensor, offset: int,
-    slices: tuple[int, int], size: int, blocks: int,
+    tensors: Sequence[Tensor], unit: Tensor, first: Tensor, come: Tensor, packed: Tensor,
+    *place: Any,
 ) -> None:  # fmt: skip
-    """Add packed units to those of x, in place and in float32.
+    """Add packed units to those of the tensors, in place and in float32.
 
     Unit i gets the sum of packed[come[j]] with first[i] <= j < first[i + 1], in this order.
     """
-    _units(x, unit, first, come, packed, offset, slices, size, blocks)
+    _units(tensors, unit, first, come, packed, *place)
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, rows: Tensor | None) -> None:
@@ -82,17 +77,18 @@ def let_transfer_start(device: torch.device) -> None:
         torch.cuda._sleep(START_CYCLES)
 
 
-def _units(x, unit, first, come, packed, offset, slices, size, blocks):
-    rest, heads, n, dim = x.shape[0] // slices[0], x.shape[1] // slices[1], *x.shape[2:]
-    if not len(unit):
-        return
+def _units(tensors, unit, first, come, packed, slices, size, blocks):
+    offset, (_, _, rest, heads, width) = 0, packed.shape
     grid = len(unit), triton.cdiv(size * rest * heads, ROWS)
-    with torch.cuda.device_of(x):
-        launch(
-            _copy, grid, x, unit, first, come, packed, *x.stride()[:3], n, blocks, slices[1], size,
-            rest, heads, dim, packed.shape[4], offset, BLOCK_D=triton.next_power_of_2(dim),
-            ROWS=ROWS,
-        )  # fmt: skip
+    for x in tensors if len(unit) else ():
+        n, dim = x.shape[2:]
+        with torch.cuda.device_of(x):
+            launch(
+                _copy, grid, x, unit, first, come, packed, *x.stride()[:3], n, blocks, slices[1],
+                size, rest, heads, dim, width, offset, BLOCK_D=triton.next_power_of_2(dim),
+                ROWS=ROWS,
+            )  # fmt: skip
+        offset += dim
 
 
 @triton.jit(do_not_specialize=["n", "blocks", "offset"])
