@@ -25,7 +25,6 @@ from masks.types import Moves, Repeats
 
 NEAR = 16  # rows in one window, for each one has to find which of its tiles are alike
 RUNS_AT_ONCE = 1 << 16  # bounds the memory for copies
-LONG = 64  # runs of a part of a line
 Look = Callable[[Grid], tuple[Ints, NDArray]]  # (starts, codes) of a window
 
 
@@ -183,15 +182,9 @@ def _laid(grid: Grid, parts: list[Part]) -> tuple[Ints, NDArray[np.int32]]:
         n = int(count[here].sum())
         start, value = starts[size : size + n], codes[size : size + n]
         heads = np.cumsum(count[here]) - count[here]
-        if n > LONG * len(heads):  # slices are cheaper than numbers of entries
-            spans = zip(heads.tolist(), low[here].tolist(), count[here].tolist(), strict=True)
-            for (at, entry, length), move in zip(spans, shift[here].tolist(), strict=True):
-                np.add(first[entry : entry + length], move, out=start[at : at + length])
-                value[at : at + length] = code[entry : entry + length]
-        else:
-            entry = ranges(low[here], count[here])
-            np.add(first[entry], np.repeat(shift[here], count[here]), out=start)
-            value[:] = code[entry]
+        entry = ranges(low[here], count[here])
+        np.add(first[entry], np.repeat(shift[here], count[here]), out=start)
+        value[:] = code[entry]
         start[heads] = begin[here]
         # The runs of a part differ from their neighbours; only two parts may have one code.
         again = heads[codes[size + heads - 1] == value[heads]]

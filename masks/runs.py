@@ -23,7 +23,6 @@ Codes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
 
 EMPTY, MIXED, FULL = range(3)
-SEGMENTS_AT_ONCE = 1 << 16  # arrays that stay in cache, where larger ones pay for new pages
 
 
 @dataclass(frozen=True)
@@ -183,17 +182,11 @@ def from_segments(grid: Grid, start: Ints, stop: Ints, codes: NDArray) -> Runs:
 
     The segments ascend and do not overlap.
     """
-    # start, stop, start, stop, ..: where a segment follows at once, its start wins over the stop
-    before = len(start) == 0 or start[0] > 0
-    parts = [(np.zeros(int(before), np.int64), np.full(int(before), EMPTY, np.uint8))]
-    for at in range(0, len(start), SEGMENTS_AT_ONCE):
-        here = slice(at, at + SEGMENTS_AT_ONCE)
-        starts = np.stack([start[here], stop[here]], axis=1).ravel()
-        both = np.full(len(starts), EMPTY, np.uint8)
-        both[::2] = codes[here]
-        following = int(start[here.stop]) if here.stop < len(start) else grid.size
-        parts.append(compact(starts, both, following))
-    return Runs(*concatenated(parts))
+    # 0, start, stop, start, stop, ..: a start wins over the stop in the same place
+    starts = np.append(0, np.stack([start, stop], axis=1))
+    both = np.full(len(starts), EMPTY, np.uint8)
+    both[1::2] = codes
+    return Runs(*compact(starts, both, grid.size))
 
 
 def from_cover(grid: Grid, line: Ints, first: Ints, stop: Ints, tokens: Ints) -> Runs:
@@ -269,11 +262,10 @@ def quotient(x: NDArray, divisor: Any) -> tuple[NDArray, NDArray]:
     return whole, x - whole * divisor
 
 
-def ranges(first: Ints, count: Ints, dtype: type = np.int64) -> NDArray:
+def ranges(first: Ints, count: Ints) -> Ints:
     """first[i], first[i] + 1, .., count[i] of them, for all i in turn."""
-    before = np.cumsum(count) - count
-    offset = np.repeat((first - before).astype(dtype, copy=False), count)
-    return offset + np.arange(len(offset), dtype=dtype)
+    offset = np.repeat(first - np.cumsum(count) + count, count)
+    return offset + np.arange(len(offset))
 
 
 def distinct(x: Ints) -> Ints:

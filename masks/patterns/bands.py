@@ -4,14 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import FAR, ascending, integer
-from masks.leaves.leaf import Leaf, aligned
-from masks.predicate.where import ByDistance, Rule, by_distance
+from masks.leaves.leaf import Leaf
+from masks.predicate.where import Rule, by_distance
 from masks.registry import canonical, pattern
-from masks.runs import Grid, Ints, Runs
-from masks.types import Moves
 
 __all__ = [
     "causal",
@@ -33,7 +30,7 @@ POWERS = (0, *(1 << i for i in range(40)))
 @pattern("dense()", "everything", "N**2")
 def dense() -> Mask:
     """Every key is allowed for every query; `~dense()` is nothing."""
-    return Band.of(-FAR, FAR)
+    return band(-FAR, FAR, "top_left")
 
 
 @pattern("causal()", "no query sees ahead", "N*(N + 1)/2", "1706.03762")
@@ -211,37 +208,4 @@ def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
 
 def band(low: int, high: int, align: str) -> Leaf:
     """Return the mask of the distances low..high, which `align` counts."""
-    return aligned(align, lambda shift: Band.of(low - shift, high - shift))
-
-
-class Band(ByDistance):
-    """low <= q - k <= high."""
-
-    low: int = 0
-    high: int = 0
-
-    @classmethod
-    def of(cls, low: int, high: int) -> "Band":
-        return cls(lambda q, k: (q - k >= low) & (q - k <= high), low=low, high=high)
-
-    def moves(self) -> Moves:
-        return Moves(1)
-
-    def runs(self, grid: Grid) -> Runs:
-        # The queries of a block row see an interval of keys together, and another one each.
-        first, last, block, origin = grid.q_first, grid.q_last, grid.block_k, grid.k_origin
-        low, high = np.maximum(first - self.high, 0), np.minimum(last - self.low, grid.n_k - 1)
-        touched = (low - origin) // block, (high - origin) // block + 1
-        begin, stop = (np.clip(x, 0, grid.cols) for x in touched)
-        full = np.searchsorted(grid.k_first, last - self.high, "left")
-        full_stop = np.searchsorted(grid.k_last, first - self.low, "right")
-        none = (low > high) | (full >= full_stop)
-        full, full_stop = np.where(none, stop, full), np.where(none, stop, full_stop)
-        begin = np.where(low > high, stop, begin)
-        steps = np.stack([np.zeros_like(begin), begin, full, full_stop, stop], axis=1)
-        starts = steps + np.arange(grid.rows)[:, None] * grid.cols
-        codes = np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY], np.uint8)
-        return Runs(*rl.compact(starts.ravel(), np.tile(codes, grid.rows), grid.size))
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
-        return [grid.q_token(row) - grid.k_token(col)]  # the same along a diagonal
+    return by_distance(lambda d: (d >= low) & (d <= high), align)

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from masks import runs as rl
 from masks.checks import argument_places, flag, integer
-from masks.leaves.geometry import rectangle_runs, row_numbers
+from masks.leaves.geometry import rectangle_runs
 from masks.leaves.leaf import Leaf, aligned
 from masks.looks import Copies, Squares, classify
 from masks.predicate.alike import BlockSignature, moves_of, tables_of
@@ -28,7 +28,6 @@ SECTION = "Composition"  # of the gallery
 
 PAIRS_OF_KINDS = 1 << 24  # that a rule of tables is evaluated for at most
 PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
-OFFSETS_AT_ONCE = 1 << 10
 _FEW = 1 << 10  # tokens; block origins before the first token are less than this
 _REMEDY = (
     "for one of q and k write where(fn), for fn(h, q, k) where(fn, per_head=True), for fn(b, q, k)"
@@ -305,13 +304,6 @@ class ByDistance(Rule):
             start = highest - (q - k[..., :1])[..., 0]
             return sliding_window_view(here, k.shape[-1])[start]
         return here[highest - q + k]
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
-        offset, which = np.unique(grid.q_token(row) - grid.k_token(col), return_inverse=True)
-        inside = np.arange(1 - grid.block_k, grid.block_q)
-        parts = np.array_split(offset, 1 + len(offset) // OFFSETS_AT_ONCE)
-        content = np.concatenate([self.fn(part[:, None] + inside, 0) for part in parts])
-        return [row_numbers(np.packbits(content, axis=1))[which]]
 
 
 class Predicate(Rule):
