@@ -15,7 +15,6 @@ EMPTY, FULL = -2, -1  # codes of blocks in a `BlockMask`; one >= 0 is the number
 
 Words = NDArray[np.uint32]
 
-CODES_AT_ONCE = 1 << 17  # arrays that stay in cache
 PAIRS_AT_ONCE = 1 << 20  # bounds the memory for tiles that are not packed
 
 
@@ -122,25 +121,17 @@ def ordered(bits: Words, codes: NDArray[np.int32]) -> Words:
 
     `codes` becomes their numbers in it.
     """
-    order = np.arange(0)
-    new = np.full(len(bits) + 2, -3, np.int32)
-    new[[EMPTY, FULL]] = EMPTY, FULL  # from the end
-    parts = [codes[i : i + CODES_AT_ONCE] for i in range(0, len(codes), CODES_AT_ONCE)]
-    for part in parts:
-        if len(order) == len(bits):
-            break
-        unseen = part[new[part] == -3]
-        if len(unseen):
-            first = np.full(len(bits), len(unseen))
-            first[unseen[::-1]] = np.arange(len(unseen) - 1, -1, -1)  # the first place of each
-            unseen = unseen[np.sort(first[first < len(unseen)])]
-            new[unseen] = np.arange(len(order), len(order) + len(unseen))
-            order = np.append(order, unseen)
-    if (order != np.arange(len(order))).any():
-        for part in parts:
-            part[:] = new[part]
-        return bits[order]
-    return bits[: len(order)]
+    partial = codes >= 0
+    used = codes[partial]
+    first = np.full(len(bits), len(used))
+    first[used[::-1]] = np.arange(len(used) - 1, -1, -1)  # the first place of each
+    order = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(used))]
+    if (order == np.arange(len(order))).all():
+        return bits[: len(order)]
+    new = np.empty(len(bits), np.int32)
+    new[order] = np.arange(len(order))
+    codes[partial] = new[used]
+    return bits[order]
 
 
 def edge_tiles(n_q: int, n_k: int, block_size: tuple[int, int]) -> np.ndarray:

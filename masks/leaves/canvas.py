@@ -1,6 +1,5 @@
 """Base of the patterns on a canvas: a line, an image or a video whose tokens come row by row."""
 
-from collections.abc import Iterator
 from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -15,9 +14,6 @@ from masks.leaves.leaf import Leaf
 from masks.looks import Squares, classify
 from masks.runs import Bools, Grid, Ints, Runs, quotient
 from masks.types import Repeats
-
-TOKENS_AT_ONCE = 1 << 16  # arrays that stay in cache, where larger ones pay for new pages
-BLOCKS_AT_ONCE = 512
 
 
 class Window(NamedTuple):
@@ -72,11 +68,9 @@ class OnCanvas(Leaf):
 
     def runs_in_order(self, grid: Grid, q: Ints, k: Ints) -> Runs:
         """Return the code of every block when query i is token q[i], and key j token k[j]."""
-        ends = [
-            [[f.reduceat(at, begins) for at in places] for f in (np.minimum, np.maximum)]
-            for begins, places in self._portions(grid.k_first, int(grid.k_last[-1]) + 1, k)
-        ]
-        return self._runs(grid, q, *np.concatenate(ends, axis=2))
+        begins, places = self._places(grid.k_first, grid.k_last, k)
+        ends = [[f.reduceat(at, begins) for at in places] for f in (np.minimum, np.maximum)]
+        return self._runs(grid, q, *np.array(ends))
 
     def _runs(self, grid: Grid, q: Ints | None, first: Ints, last: Ints) -> Runs:
         """Codes, from the ends (axes, cols) of the places of the keys of every block column."""
@@ -150,28 +144,19 @@ class OnCanvas(Leaf):
         (5, axes, rows): the box around all windows, the one that they share, clipped to the canvas,
         and steps. Query i is token q[i], by default token i.
         """
-        columns = []
-        for first, place in self._portions(grid.q_first, int(grid.q_last[-1]) + 1, q):
-            lowest, highest = (partial(f.reduceat, indices=first) for f in (np.minimum, np.maximum))
-            part = []
-            for at, window, extent in zip(place, self.windows, self.canvas, strict=True):
-                low = np.maximum(window.first, 0)[at]
-                high = np.minimum(window.last, extent - 1)[at]
-                steps = np.where(lowest(at) == highest(at), window.step, 1)
-                part.append([lowest(low), highest(high), highest(low), lowest(high), steps])
-            columns.append(np.array(part).swapaxes(0, 1))
-        return np.concatenate(columns, axis=2)
+        begins, places = self._places(grid.q_first, grid.q_last, q)
+        lowest, highest = (partial(f.reduceat, indices=begins) for f in (np.minimum, np.maximum))
+        boxes = []
+        for at, window, extent in zip(places, self.windows, self.canvas, strict=True):
+            low, high = np.maximum(window.first, 0)[at], np.minimum(window.last, extent - 1)[at]
+            steps = np.where(lowest(at) == highest(at), window.step, 1)
+            boxes.append([lowest(low), highest(high), highest(low), lowest(high), steps])
+        return np.array(boxes).swapaxes(0, 1)
 
-    def _portions(
-        self, first: Ints, stop: int, order: Ints | None
-    ) -> Iterator[tuple[Ints, list[Ints]]]:
-        """(first, places) of some blocks after the other: where each begins among the places."""
-        bounds = np.append(first, stop)
-        step = max(1, TOKENS_AT_ONCE * len(first) // (stop - int(first[0])))
-        for at in range(0, len(first), step):
-            begin, end = int(bounds[at]), int(bounds[min(at + step, len(first))])
-            token = np.arange(begin, end) if order is None else order[begin:end]
-            yield first[at : at + step] - begin, self._coordinates(token)
+    def _places(self, first: Ints, last: Ints, order: Ints | None) -> tuple[Ints, list[Ints]]:
+        """Return where each block begins among the places of the tokens of all, and these."""
+        token = np.arange(first[0], last[-1] + 1)
+        return first - first[0], self._coordinates(token if order is None else order[token])
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> list[Ints]:
         return self.alike(grid, None, None, row, col)
@@ -184,31 +169,19 @@ class OnCanvas(Leaf):
         """
         rows, i = np.unique(row, return_inverse=True)
         cols, j = np.unique(col, return_inverse=True)
-        axes = len(self.canvas)
-        content_q = np.empty((len(rows), 2 * axes, grid.block_q), np.int32)
-        content_k = np.empty((len(cols), axes, grid.block_k), np.int32)
-        for begin in range(0, max(len(rows), len(cols)), BLOCKS_AT_ONCE):
-            part = slice(begin, begin + BLOCKS_AT_ONCE)
-            at = grid.q_token(rows[part])[:, None] + np.arange(grid.block_q)
-            at = np.clip(at, 0, grid.n_q - 1)
-            places = self._coordinates(at if q is None else q[at])
-            for axis, (place, window) in enumerate(zip(places, self.windows, strict=True)):
-                content_q[part, axis] = window.first[place]
-                content_q[part, axes + axis] = window.last[place]
-            at = grid.k_token(cols[part])[:, None] + np.arange(grid.block_k)
-            at = np.clip(at, 0, grid.n_k - 1)
-            for axis, place in enumerate(self._coordinates(at if k is None else k[at])):
-                content_k[part, axis] = place
-        first, last = content_q[:, :axes], content_q[:, axes:]
+        at = np.clip(grid.q_token(rows)[:, None] + np.arange(grid.block_q), 0, grid.n_q - 1)
+        places = zip(self._coordinates(at if q is None else q[at]), self.windows, strict=True)
+        ends = [(window.first[place], window.last[place]) for place, window in places]
+        first, last = np.array(ends, np.int32).transpose(1, 2, 0, 3)  # (rows, axes, block_q)
+        at = np.clip(grid.k_token(cols)[:, None] + np.arange(grid.block_k), 0, grid.n_k - 1)
+        keys = np.stack(self._coordinates(at if k is None else k[at]), axis=1)
         # Of no matter along an axis whose keys are all in the windows.
         extents = np.array(self.canvas)
         whole = (first.max(axis=2) <= 0) & (last.min(axis=2) >= extents - 1) & self._fills
-        origin_q, origin_k = first[:, :, 0].astype(np.int64), content_k[:, :, 0].astype(np.int64)
-        content_q -= np.tile(first[:, :, :1], (1, 2, 1))
-        content_k -= content_k[:, :, :1].copy()
-        kinds_q, kinds_k = _kinds(content_q), _kinds(content_k)
-
-        return [kinds_q[i], kinds_k[j], *np.where(whole[i], 0, origin_q[i] - origin_k[j]).T]
+        origin, origin_k = first[:, :, :1], keys[:, :, :1]
+        kinds_q = _kinds(np.concatenate([first - origin, last - origin], axis=1))
+        apart = origin[i, :, 0] - origin_k[j, :, 0]
+        return [kinds_q[i], _kinds(keys - origin_k)[j], *np.where(whole[i], 0, apart).T]
 
 
 def _levels(values: Ints, extreme: np.ufunc, count: int) -> list[Ints]:

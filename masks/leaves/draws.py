@@ -19,7 +19,6 @@ from masks.runs import Bools, Ints, distinct, quotient, ranges
 Words = NDArray[np.uint64]
 
 DRAWS_AT_ONCE = 1 << 20  # bounds the memory of `choose`
-WORDS_AT_ONCE = 1 << 15
 GOLDEN, HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
 
@@ -120,16 +119,10 @@ def _draw(keys: Words, count: int, n: Ints) -> Ints:
     mean = float(np.max(-n * np.log1p(-count / n)))
     todo, length = np.arange(len(keys)), int(mean + 4 * mean**0.5) + 4
     while len(todo):
-        missed = []
-        for begin in range(0, len(todo), max(1, WORDS_AT_ONCE // length)):
-            rows = todo[begin : begin + max(1, WORDS_AT_ONCE // length)]
-            chosen, value = _first(keys[rows, None], count, n[rows, None], length)
-            done = chosen.any(axis=1)
-            if not done.all():
-                missed.append(rows[~done])
-                rows, chosen, value = rows[done], chosen[done], value[done]
-            result[rows] = value[chosen].reshape(-1, count)
-        todo, length = np.concatenate([todo[:0], *missed]), 2 * length
+        chosen, value = _first(keys[todo, None], count, n[todo, None], length)
+        done = chosen.any(axis=1)
+        result[todo[done]] = value[chosen].reshape(-1, count)
+        todo, length = todo[~done], 2 * length
     return result
 
 

@@ -6,7 +6,6 @@ come out partial, exactly.
 
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +14,11 @@ from masks import runs as rl
 from masks.checks import FAR
 from masks.leaves.geometry import by_pairs, rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf
-from masks.runs import Bools, Codes, Grid, Ints, Runs, distinct, quotient
+from masks.runs import Bools, Codes, Grid, Ints, Runs, quotient
 from masks.segments import row_segments
 from masks.types import Placed
 
 WORD = 64  # token blocks of a block that fit a word
-PAIRS_AT_ONCE = 1 << 16  # arrays that stay in cache, where larger ones pay for new pages
 SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
 
 
@@ -158,25 +156,14 @@ class _TokenPairs(Cells):
         widths = (grid.k_last - grid.k_first) // self.block + 1
         ones = np.append(bit, np.uint64(0)) - np.uint64(1)  # up to all bits of a word
         rows = np.array([bit[: i * across : across].sum() for i in range(down + 1)])
-        found = [(np.zeros(0, np.int64), bit[:0], np.zeros(0, np.uint8))]
-        for begin, end in pairwise(self._bounds(line.ravel())):
-            i, j = self.line[begin:end], self.col[begin:end]
-            key = place[i] + col[j]
-            key = key if seen.all() else key[seen[j]]
-            if down > 1:
-                key.sort()
-            x = key // WORD
-            begins = np.flatnonzero(np.diff(x, prepend=-1))
-            x, word = x[begins], bit[key % WORD]
-            word = np.bitwise_or.reduceat(word, begins) if len(x) else word
-            _, row, j = grid.split(x)
-            full = word == ones[widths[j]] * rows[heights[row]]
-            found.append((x, word, np.where(full, rl.FULL, rl.MIXED).astype(np.uint8)))
-        x, word, codes = map(np.concatenate, zip(*found, strict=True))
-        return x, word, codes
-
-    def _bounds(self, block_line: Ints) -> list[int]:
-        """Cut the pairs into portions of whole lines of blocks, from the line of each row."""
-        here = block_line[self.line[::PAIRS_AT_ONCE]]
-        first = np.searchsorted(self.line, np.searchsorted(block_line, here))
-        return [*distinct(first).tolist(), len(self.line)]
+        key = place[self.line] + col[self.col]
+        key = key if seen.all() else key[seen[self.col]]
+        if down > 1:
+            key.sort()
+        x = key // WORD
+        begins = np.flatnonzero(np.diff(x, prepend=-1))
+        x, word = x[begins], bit[key % WORD]
+        word = np.bitwise_or.reduceat(word, begins) if len(x) else word
+        _, row, j = grid.split(x)
+        full = word == ones[widths[j]] * rows[heights[row]]
+        return x, word, np.where(full, rl.FULL, rl.MIXED).astype(np.uint8)

@@ -6,8 +6,8 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import FAR, ascending, integer
-from masks.leaves.leaf import Leaf
-from masks.predicate.where import Rule, by_distance
+from masks.leaves.leaf import Leaf, aligned
+from masks.predicate.where import ByDistance, Rule, by_distance
 from masks.registry import canonical, pattern
 
 __all__ = [
@@ -208,4 +208,16 @@ def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
 
 def band(low: int, high: int, align: str) -> Leaf:
     """Return the mask of the distances low..high, which `align` counts."""
-    return by_distance(lambda d: (d >= low) & (d <= high), align)
+
+    def make(shift: int) -> Band:
+        least, most = low - shift, high - shift
+        return Band(lambda q, k: (q - k >= least) & (q - k <= most), low=least, high=most)
+
+    return aligned(align, make)
+
+
+class Band(ByDistance):
+    """low <= q - k <= high."""
+
+    low: int = 0
+    high: int = 0

@@ -122,7 +122,7 @@ interop.to_flex(local(3).build(9), mask_mod=lambda b, h, kv, q: q >= kv)
     =>  mask_mod is .*\(b, h, k, q\)
 interop.to_flex(local(3).build(9), mask_mod=causal())
     =>  mask_mod is 'causal\(\)'.*: give a function
-mask_from(local(3))  =>  array is ByDistance: give booleans
+mask_from(local(3))  =>  array is Band: give booleans
 causal().build(64, 128).reach()  =>  only self-attention
 causal().build(1 << 16).reach(exact=True)  =>  32768 at most
 layers(local(0), dense()).reach(64)  =>  differs from layer to layer: give layers=
