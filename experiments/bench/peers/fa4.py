@@ -104,8 +104,8 @@ def block_arguments(case: Case, device: torch.device) -> dict[str, Any]:
     assert case.blocks is not None
     tensors = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
     found = to_fa4(case.blocks, device)
-    arguments: dict[str, Any] = {"block_sparse_tensors": tensors(*found.forward)}
-    arguments["block_sparse_tensors_bwd"] = tensors(*found.backward)
+    arguments: dict[str, Any] = {"block_sparse_tensors": tensors(**found.forward)}
+    arguments["block_sparse_tensors_bwd"] = tensors(**found.backward)
     if found.aux_tensors is not None:
         codes, bits = found.aux_tensors
         # An empty tile and a full one in front: then every code is an index.
@@ -165,35 +165,18 @@ def score_mod(rule: Callable[..., Any]) -> Callable[..., Any]:
 # ---- lists of blocks
 
 
-class BlockSparseTensors(NamedTuple):
-    """The fields of `flash_attn.cute.block_sparsity.BlockSparseTensorsTorch`, in its order.
-
-    Counts are int32 (batch or 1, heads or 1, lines), lists int32 (..., lines, longest list), with 0
-    after the last entry. Lines are query blocks forward and key blocks backward.
-    """
-
-    mask_block_cnt: Any  # partial blocks
-    mask_block_idx: Any
-    full_block_cnt: Any = None
-    full_block_idx: Any = None
-    cu_total_m_blocks: Any = None
-    cu_block_idx_offsets: Any = None
-    block_size: tuple[int, int] | None = None
-    dq_write_order: Any = None
-    dq_write_order_full: Any = None
-    spt: bool | None = None
-
-
 class Fa4Mask(NamedTuple):
     """What `flash_attn_func` takes for one mask.
 
-    `forward` is its block_sparse_tensors, `backward` its block_sparse_tensors_bwd. Partial blocks
-    also need a mask_mod, a CuTe function. It can look up `aux_tensors`, which is None where no
-    block is partial.
+    `forward` is its block_sparse_tensors, `backward` its block_sparse_tensors_bwd, as the arguments
+    of `flash_attn.cute.block_sparsity.BlockSparseTensorsTorch`: counts int32 (batch or 1, heads or
+    1, lines), and lists int32 (..., lines, longest list), with 0 after the last entry. Lines are
+    query blocks forward and key blocks backward. Partial blocks also need a mask_mod, a CuTe
+    function. It can look up `aux_tensors`, which is None where no block is partial.
     """
 
-    forward: BlockSparseTensors
-    backward: BlockSparseTensors
+    forward: dict[str, Any]
+    backward: dict[str, Any]
     aux_tensors: list[Any] | None  # [code int32 (B, H, rows, cols), bits int32 (T, block_q, words)]
 
 
@@ -208,13 +191,13 @@ def to_fa4(blocks: BlockMask, device: Any = None) -> Fa4Mask:
 
     with code and bits the two `aux_tensors`. A formula of the pattern works as well. On an H100,
     FlashAttention-4 needs blocks of 128 x 128 for head dimensions up to 128. Its own type is
-    `BlockSparseTensorsTorch(*mask.forward)`.
+    `BlockSparseTensorsTorch(**mask.forward)`.
     """
     codes = torch.from_numpy(blocks.codes()).to(device)
+    names = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
     forward, backward = (
-        BlockSparseTensors(
-            *block_lists(lines >= 0), *block_lists(lines == FULL), block_size=blocks.block_size
-        )
+        dict(zip(names, (*block_lists(lines >= 0), *block_lists(lines == FULL)), strict=True))
+        | {"block_size": blocks.block_size}
         for lines in (codes, codes.mT)
     )
     aux = None

@@ -11,7 +11,7 @@ import torch
 import masks
 from experiments.bench.cases import CAUSAL, DENSE, Case
 from experiments.bench.peers import cudnn, fa4
-from experiments.bench.peers.fa4 import BlockSparseTensors, to_fa4
+from experiments.bench.peers.fa4 import to_fa4
 from experiments.bench.providers import find
 from tests.experiments.bench.bench_cases import CASE, CPU
 from tests.masks.helpers import any_blocks
@@ -85,7 +85,7 @@ def test_too_many_intervals_are_none(mask):
 def test_flash_attention_4_gets_full_blocks_as_full_and_bits_for_partial_ones(monkeypatch):
     calls = []
     attend = lambda q, k, v, **options: calls.append(options) or (q, None)  # noqa: E731
-    module = SimpleNamespace(BlockSparseTensorsTorch=BlockSparseTensors, flash_attn_func=attend)
+    module = SimpleNamespace(BlockSparseTensorsTorch=dict, flash_attn_func=attend)
     monkeypatch.setattr(fa4.importlib, "import_module", lambda _: module)
     monkeypatch.setattr(fa4, "bit_lookup", lambda *sizes: sizes)
 
@@ -102,8 +102,9 @@ def test_flash_attention_4_gets_full_blocks_as_full_and_bits_for_partial_ones(mo
         assert options(mask, "fa4_window") == {"deterministic": False, "window_size": window}
     found = options("random:0.5:block=32")
     lists = found["block_sparse_tensors"]
-    assert "mask_mod" not in found and lists.block_size == (32, 32)
-    assert not lists.mask_block_cnt.any() and set(lists.full_block_cnt.flatten().tolist()) == {4}
+    assert "mask_mod" not in found and lists["block_size"] == (32, 32)
+    assert not lists["mask_block_cnt"].any()
+    assert set(lists["full_block_cnt"].flatten().tolist()) == {4}
 
     found = options("local:40")
     code, bits = found["aux_tensors"]
@@ -142,10 +143,9 @@ def test_fa4(seed: int):
     layout = blocks.layout()
     mask = to_fa4(blocks)
     for tensors, codes in ((mask.forward, layout), (mask.backward, layout.swapaxes(-1, -2))):
-        assert tensors.block_size == blocks.block_size
+        assert tensors["block_size"] == blocks.block_size
         for code, name in ((1, "mask"), (2, "full")):
-            counts = getattr(tensors, f"{name}_block_cnt")
-            indices = getattr(tensors, f"{name}_block_idx")
+            counts, indices = (tensors[f"{name}_block_{what}"] for what in ("cnt", "idx"))
             assert counts.dtype == indices.dtype == torch.int32
             assert indices.shape[-1] == max(1, int(counts.max()))  # compact
             wanted = set(zip(*np.nonzero(codes == code), strict=True))
