@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import masks
 from experiments.bench.cases import DTYPES
 from experiments.bench.gate import LIMIT, checked
-from experiments.bench.step import DIRECTIONS, measure
+from experiments.bench.step import DIRECTIONS, Step
 from experiments.common.rows import Found, Row
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import runner
@@ -139,39 +139,22 @@ def opened(case: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
     blocks = sum(m.mask.density for m in ours.modules() if isinstance(m, BlockSparseLinear))
     density = blocks / (2 if case.what == "mlp" else 1)
     x = torch.randn(case.tokens, case.hidden if case.what == "down" else case.dim, **made)
-    dout = torch.randn_like(ours(x))
-    exact = as_dense(ours).double()
-
-    def results(module: nn.Module, x: Tensor, dout: Tensor) -> list[Tensor]:
-        x = x.detach().requires_grad_()
-        out = module(x)
-        return [out.detach(), *torch.autograd.grad(out, x, dout)]
-
-    wanted = cache(lambda: results(exact, x.double(), dout.double()))
+    x, dout = x.requires_grad_(), torch.randn_like(ours(x))
+    exact = Step(as_dense(ours).double(), (x.detach().double().requires_grad_(),))
+    wanted: Any = cache(lambda: (exact.forward(), *exact.both(dout.double())))
 
     @cache
-    def prepared(name: str) -> tuple[nn.Module, float]:
+    def prepared(name: str) -> tuple[Step, float]:
         module = PROVIDERS[name](ours, case.block)
-        found = [module(x)] if name == "bsr" else results(module, x, dout)
+        step = Step(module, (x,), (*module.parameters(),))
+        found: Any = (step.forward(), *([] if name == "bsr" else step.both(dout)[:1]))
         error = max(relative_error(a, b) for a, b in zip(found, wanted(), strict=False))
-        return module, checked(error, LIMIT[x.dtype])
+        return step, checked(error, LIMIT[x.dtype])
 
     def one(row: Row) -> dict[str, Any]:
-        module, error = prepared(row["provider"])
-        given = x.detach().requires_grad_()
-        wanted = [given, *module.parameters()]
-        out = module(given) if row["direction"] == "backward" else None
-
-        def step() -> None:
-            made = module(given) if out is None else out
-            torch.autograd.grad(made, wanted, dout, retain_graph=out is not None)
-
-        if row["direction"] == "forward":
-            with torch.no_grad():
-                times = measure(lambda: module(x), run.device, run.options.seconds)
-        else:
-            times = measure(step, run.device, run.options.seconds)
-        return times._asdict() | {"error": error, "computed": density}
+        step, error = prepared(row["provider"])
+        times = step.time(row["direction"], run.device, run.options.seconds)
+        return times | {"error": error, "computed": density}
 
     return one
 
