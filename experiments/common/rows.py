@@ -20,16 +20,14 @@ import subprocess
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import torch
 
 from experiments.common import provenance
 from experiments.common.devices import device_name
 from experiments.common.files import read_json_lines
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 OK = "ok"  # the status of a row that has a time; any other status says why it has none
 SOURCES = ("masks", "sparseflash")
@@ -129,14 +127,12 @@ def read(path: str | Path, command: str = "", key: Sequence[str] = ()) -> list[R
     return rows
 
 
-def frame(rows: str | Path | Iterable[Row]) -> "pd.DataFrame":
+def frame(rows: str | Path | Iterable[Row]) -> pd.DataFrame:
     """Return a file of rows, or a list of rows, as a data frame."""
-    import pandas as pd  # measuring does without
-
     return pd.DataFrame(read(rows) if isinstance(rows, str | Path) else [*map(dict, rows)])
 
 
-def last_versions(frame: Any, key: Sequence[str]) -> "pd.DataFrame":
+def last_versions(frame: Any, key: Sequence[str]) -> pd.DataFrame:
     """Return the rows of the newest versions of what they measure, in all rounds."""
     code = frame.source
     if "version" in frame:

@@ -2,22 +2,19 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 MISSING = "–"
 
 
 def pivot(
-    frame: "pd.DataFrame", down: Sequence[str], across: str, cell: Callable[["pd.DataFrame"], str]
-) -> "pd.DataFrame":
+    frame: pd.DataFrame, down: Sequence[str], across: str, cell: Callable[[pd.DataFrame], str]
+) -> pd.DataFrame:
     """Return a table with a line for each value of the columns `down` and a column for each value
     of `across`, all in the order of the frame. `cell` makes the text of the rows that meet there.
     """
-    import pandas as pd
-
     groups: Any = frame.groupby([*down, across], sort=False, dropna=False)
     texts = {tuple(map(_plain, key)): cell(rows) for key, rows in groups}
     names = list(dict.fromkeys(map(_plain, frame[across])))

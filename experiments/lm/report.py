@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from matplotlib import pyplot as plt
 
 from experiments.common import figures as f
@@ -25,9 +26,6 @@ from experiments.common.tables import MISSING, aligned, markdown
 from experiments.lm.model import LEARNED, ROTARY
 from experiments.lm.settings import ADDED, MLP, PLANS, TIMED
 from experiments.training import run_file
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CURVES = ("same", "contexts")  # the plans whose figures have curves; the others have points
 MLPS = ("mlp", "mlp_time")  # those without figures
@@ -74,7 +72,7 @@ def main(options: Options, command: str) -> None:
             print()
 
 
-def tables(frame: "pd.DataFrame") -> dict[str, str]:
+def tables(frame: pd.DataFrame) -> dict[str, str]:
     """Return the tables of each plan in Markdown, with what their rows share."""
     rows, made = found(frame), {}
     for plan in PLANS:
