@@ -92,7 +92,8 @@ class Board(NamedTuple):
     """The occupancy of an image, and the values that pasting overwrote."""
 
     mask: NDArray[np.float64]  # (W * W,)
-    pasted: NDArray[np.int64]  # (paddles + 1, 2): direction, place; last: how many
+    # (paddles + 1, 2): direction, place; last: how many since the last snake that stays
+    pasted: NDArray[np.int64]
     old: NDArray[np.float64]  # (paddles, P * P)
     weight: NDArray[np.float64]  # (K,) of the turns from where a snake is
 
@@ -119,7 +120,7 @@ def grow_image(
         _undo(t, board)
         paddles.count[0] = 0
     _paste(t, board, snakes[1, 2], snakes[1, 3], snakes[1, 4], size + 2 * t.half)
-    _keep(board)
+    board.pasted[-1, 0] = 0
     placed = 0
     for _ in range(wanted):
         for _ in range(SNAKE_DRAWS):
@@ -129,7 +130,7 @@ def grow_image(
                 break
             _undo(t, board)
             paddles.count[0] = before
-        _keep(board)
+        board.pasted[-1, 0] = 0
     return restarts, placed
 
 
@@ -332,17 +333,12 @@ def _paste(t, board, direction, y, x, width):
 
 @njit(cache=True, nogil=True)
 def _undo(t, board):
-    """Take off what was pasted since the last _keep."""
+    """Take off what was pasted since the last snake that stays."""
     for n in range(board.pasted[-1, 0] - 1, -1, -1):
         direction, corner = board.pasted[n, 0], np.uint64(board.pasted[n, 1])
         old, first = board.old[n], t.mask_start[direction]
         for i in range(first, t.mask_start[direction + 1]):
             board.mask[corner + t.mask_cell[i]] = old[i - first]
-    _keep(board)
-
-
-@njit(cache=True, nogil=True)
-def _keep(board):
     board.pasted[-1, 0] = 0
 
 
@@ -366,8 +362,13 @@ def make_images(
             first marker is on, then row and column of both markers.
         placed, counts: (n, paddles, 4) and (n,), out: see Paddles.
     """
-    size = images.shape[1]
-    board = _board(t, placed.shape[1])
+    size, most = images.shape[1], placed.shape[1]
+    board = Board(
+        np.empty(len(t.border), np.float64),
+        np.zeros((most + 1, 2), np.int64),
+        np.empty((most, (2 * t.half + 1) ** 2), np.float64),
+        np.empty(len(t.ring), np.float64),
+    )
     canvas = np.empty((size, size), np.float32)
     state = np.empty(STATE, np.uint64)
     for n in range(len(images)):
@@ -393,27 +394,20 @@ def make_images(
 
 
 @njit(cache=True, nogil=True)
-def _board(t, most):
-    return Board(
-        np.empty(len(t.border), np.float64),
-        np.zeros((most + 1, 2), np.int64),
-        np.empty((most, (2 * t.half + 1) ** 2), np.float64),
-        np.empty(len(t.ring), np.float64),
-    )
-
-
-@njit(cache=True, nogil=True)
 def _paint(canvas, t, placed, row, contrast, image):
     """Paint an image from its paddles and its row of `info`.
 
     The brightest pixel of its paddles is as bright as the inside of a marker. The edge of a marker
-    is brighter.
+    is brighter. Greys are truncated, and the background is 0 always.
     """
     _draw(canvas, t, placed, contrast)
     canvas *= np.float32(1) / canvas.max()
     for i in range(2):
         _mark(canvas, t, row[5 + 2 * i], row[6 + 2 * i])
-    _to_grey(canvas, image)
+    size, scale = canvas.shape[0], 255.0 / canvas.max()
+    for i in range(size):
+        for j in range(size):
+            image[i, j] = np.uint8(min(np.float64(canvas[i, j]) * scale, 255.0))
 
 
 @njit(cache=True, nogil=True)
@@ -443,13 +437,3 @@ def _mark(canvas, t, y, x):
     for i in range(width):
         for j in range(width):
             canvas[top + i, left + j] = max(canvas[top + i, left + j], disk[i, j])
-
-
-@njit(cache=True, nogil=True)
-def _to_grey(canvas, image):
-    """Scaled to 0..255 and truncated; the background is 0 always."""
-    size = canvas.shape[0]
-    scale = 255.0 / canvas.max()
-    for i in range(size):
-        for j in range(size):
-            image[i, j] = np.uint8(min(np.float64(canvas[i, j]) * scale, 255.0))
