@@ -42,6 +42,8 @@ class Gate:
 
     rule: a function (s, b, h, q, k, *tables) of the scaled scores and their numbers, before the
         mask. sink: whether the table is a logit of each head that joins the denominator.
+    seen: a function (batch, head, rows) in place of `Case.allowed`, for what is no mask.
+    lengths: of the sequences, where keys end; queries beyond one of them are not sampled.
     """
 
     case: Case
@@ -51,6 +53,8 @@ class Gate:
     rule: Callable[..., Tensor] | None = field(default=None, kw_only=True)
     tables: tuple[Tensor, ...] = field(default=(), kw_only=True)
     sink: bool = field(default=False, kw_only=True)
+    seen: Callable[[int, int, np.ndarray], np.ndarray] | None = field(default=None, kw_only=True)
+    lengths: tuple[int, ...] = field(default=(), kw_only=True)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -59,7 +63,8 @@ class Gate:
         count = min(n, max(8, min(ROWS, 2**24 // (self.case.n_k * group))))
         edges = np.linspace(0, n, count + 1).astype(int)
         rows = np.random.default_rng(0).integers(edges[:-1], np.maximum(edges[1:], edges[:-1] + 1))
-        return torch.from_numpy(np.unique([0, *rows, n - 1])).to(self.q.device)
+        rows = np.unique([0, *rows, n - 1])
+        return torch.from_numpy(rows[rows < min(self.lengths, default=n)]).to(self.q.device)
 
     @cached_property
     def samples(self) -> list[tuple[int, slice, int]]:
@@ -111,20 +116,16 @@ class Gate:
         """Return the error, `checked` by the limit of the dtype."""
         return checked(error, LIMIT[self.q.dtype])
 
-    def _inputs(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
-        """Return q (1, group, rows, D), k, v (1, 1, n_k, D) in float64 of a sampled slice, and
-        bool (1, group, rows, n_k): what the queries see.
-        """
-        q = self.q.detach()[b, heads, self.rows].double()[None]
-        k, v = (t.detach()[b, g].double()[None, None] for t in (self.k, self.v))
-        rows = self.rows.cpu().numpy()
-        masks = [self.case.allowed(b, h, rows) for h in range(heads.start, heads.stop)]
-        return q, k, v, torch.from_numpy(np.stack(masks)).to(q.device)[None]
-
     @torch.enable_grad()
     def _slice(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
-        *qkv, allowed = self._inputs(b, heads, g)
-        q, k, v = (t.requires_grad_() for t in qkv)
+        # [1, group, rows, D] and [1, 1, n_k, D] in float64; what the queries see of the keys
+        q = self.q.detach()[b, heads, self.rows].double()[None].requires_grad_()
+        k, v = (t.detach()[b, g].double()[None, None].requires_grad_() for t in (self.k, self.v))
+        seen, rows = self.seen or self.case.allowed, self.rows.cpu().numpy()
+        of_heads = np.stack([seen(b, h, rows) for h in range(heads.start, heads.stop)])
+        if self.lengths:
+            of_heads &= np.arange(self.case.n_k) < self.lengths[b]
+        allowed = torch.from_numpy(of_heads).to(q.device)[None]
         tables = [
             t.double() if t.is_floating_point() else t for t in map(Tensor.detach, self.tables)
         ]

@@ -60,21 +60,10 @@ class Options(runner.Options):
     seconds: float = both(0.04, 0.1)
 
 
-@dataclass(frozen=True, eq=False)
-class StepCase(Case):
-    """The new queries of a step, and what they see."""
-
-    seen: Callable[[int, int], np.ndarray] | None = None  # of a sequence and a key head
-
-    def allowed(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
-        assert self.seen is not None
-        return self.seen(batch, head * self.kv_heads // self.heads)[rows]
-
-
-def case_of(step: Found, seen: Any = None) -> StepCase:
-    """Return the case of a step."""
+def case_of(step: Found) -> Case:
+    """Return the sizes of a step."""
     sizes = step.batch, step.heads, step.kv_heads, step.n_q, step.n, step.head_dim, step.dtype
-    return StepCase(DENSE, *sizes, BLOCK, BLOCK, seen=seen)
+    return Case(DENSE, *sizes, BLOCK, BLOCK)
 
 
 def selected(step: Found) -> int:
@@ -133,7 +122,7 @@ class Inputs:
     @cached_property
     def gate(self) -> Gate:
         """The gate for the first cache."""
-        return Gate(case_of(self.step, self.allowed), self.q, *self.dense(0))
+        return Gate(case_of(self.step), self.q, *self.dense(0), seen=self.allowed)
 
     def dense(self, which: int) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H_kv, N, D) of one of the caches."""
@@ -163,12 +152,14 @@ class Inputs:
         sizes["max_blocks"] = step.batch * step.kv_heads * blocks
         return Selection.from_layout(layout, (-(-step.n_q // 16) * 16, BLOCK), **sizes)
 
-    def allowed(self, b: int, head: int) -> np.ndarray:
-        """Return bool (n_q, n): what the queries of a key head see in the first cache."""
-        if not selected(self.step):
-            return self._rows
-        taken = (self.choose(0).codes[b, head] == -1).cpu().numpy()  # (1, blocks)
-        return np.broadcast_to(taken.repeat(BLOCK, 1), (self.step.n_q, self.step.n))
+    def allowed(self, b: int, head: int, rows: np.ndarray) -> np.ndarray:
+        """Return bool (rows, n): what queries of a head see in the first cache."""
+        step = self.step
+        if not selected(step):
+            return self._rows[rows]
+        codes = self.choose(0).codes[b, head * step.kv_heads // step.heads]  # (1, blocks)
+        taken = (codes == -1).cpu().numpy().repeat(BLOCK, 1)
+        return np.broadcast_to(taken, (len(rows), step.n))
 
 
 class Ours(Provider):

@@ -9,7 +9,7 @@ blocks is not part of the time; what a kernel does with their lists is. See docs
 import importlib
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 import masks
 import sparseflash
-from experiments.bench.cases import CAUSAL, DENSE, DTYPES, LAYOUTS, Case
+from experiments.bench.cases import CAUSAL, DTYPES, LAYOUTS, Case
 from experiments.bench.gate import Gate
 from experiments.bench.peers.cudnn import INSTALL, PACKAGE
 from experiments.bench.provider import Provider, not_hopper
@@ -53,25 +53,6 @@ class Options(runner.Options):
 HEADS = {"cuda": {True: (64, 4), False: (16, 16)}, "cpu": {True: (4, 1), False: (2, 2)}}  # NSA
 
 
-@dataclass(frozen=True, eq=False)
-class PickedCase(Case):
-    """A case whose queries see what they picked, without a mask beside it."""
-
-    picks: select.Picks | None = None
-
-    def allowed(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
-        assert self.picks is not None
-        of_head = self.picks.blocks[batch % len(self.picks.blocks)][
-            head * self.picks.heads // self.heads
-        ]
-        chosen = of_head[torch.from_numpy(rows).to(of_head.device)].cpu().numpy()
-        count = -(-self.n_k // self.picks.block)
-        taken = np.zeros((len(rows), count + 1), bool)
-        np.put_along_axis(taken, np.minimum(chosen, count), True, axis=1)
-        seen = taken[:, :count].repeat(self.picks.block, axis=1)[:, : self.n_k]
-        return seen & (np.arange(self.n_k) <= rows[:, None])
-
-
 def rule(text: str) -> TokenSelector:
     """Return the selector of a text. Raise ValueError for one whose queries do not pick."""
     if not (found := re.fullmatch(r"(nsa|moba)\((\d+), (\d+)\)", text)):
@@ -97,7 +78,16 @@ class Inputs:
         self.qkv = draw(self.causal, device)
         with torch.no_grad():
             self.picks = rule(shape.mask).picks(*self.qkv[:2])
-        self.case = PickedCase(**asdict(self.causal) | {"mask": DENSE, "picks": self.picks})
+
+    def seen(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
+        """Return bool (rows, n): the keys that these queries picked."""
+        picks, n, at = self.picks, self.shape.n, torch.from_numpy(rows).to(self.device)
+        of_head = picks.blocks[batch % len(picks.blocks)][head * picks.heads // self.shape.heads]
+        count = -(-n // picks.block)
+        taken = np.zeros((len(rows), count + 1), bool)
+        np.put_along_axis(taken, of_head[at].cpu().numpy().clip(max=count), True, axis=1)
+        found = taken[:, :count].repeat(picks.block, axis=1)[:, :n]
+        return found & (np.arange(n) <= rows[:, None])
 
     @cached_property
     def share(self) -> float:
@@ -233,8 +223,9 @@ def opened(shape: Found, run: Run) -> Callable[[Row], dict[str, Any]]:
         if reason := provider.unsupported(inputs, run.device, ""):
             raise ValueError(reason)
         step = Step(provider.prepare(inputs, run.device), inputs.qkv)
-        exact = inputs.causal if name == "causal" else inputs.case
-        return step, step.error(Gate(exact, *inputs.qkv), provider.directions)
+        seen = None if name == "causal" else inputs.seen
+        gate = Gate(inputs.causal, *inputs.qkv, seen=seen)
+        return step, step.error(gate, provider.directions)
 
     def one(row: Row) -> dict[str, Any]:
         step, error = prepared(row["provider"])

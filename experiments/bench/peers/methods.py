@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -144,8 +143,7 @@ class Setting:
         """Return forward and backward, and their error where the method is exact."""
         made, lengths = self.make(device), self.lengths(device)
         ends = () if lengths is None else tuple(lengths.tolist())
-        padded = PaddedCase(**asdict(self.case(made)), lengths=ends)
-        q, k, v = draw(padded, device)
+        q, k, v = draw(case := self.case(made), device)
         plan = None if lengths is None else made.plan(lengths, q.dtype)
         call = compiled(made, device) if self.about.compiled else made
         qkv = (q, q if made.shared_qk else k, v)
@@ -153,7 +151,7 @@ class Setting:
         if not self.about.exact:
             return step, None
         made.eval()  # without dropout
-        error = step.error(PaddedGate(padded, *qkv))
+        error = step.error(Gate(case, *qkv, lengths=ends))
         made.train()
         return step, error
 
@@ -161,27 +159,6 @@ class Setting:
 def block_of(n: int) -> int:
     """Return the tokens of a block for a mask of n tokens."""
     return 64 if n <= 2048 else 128
-
-
-@dataclass(frozen=True)
-class PaddedCase(Case):
-    """A case whose keys end at the length of each sequence."""
-
-    lengths: tuple[int, ...] = ()
-
-    def allowed(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
-        found = super().allowed(batch, head, rows)
-        return found & (np.arange(self.n_k) < self.lengths[batch]) if self.lengths else found
-
-
-class PaddedGate(Gate):
-    """The gate for queries within every length: the others mean nothing."""
-
-    @cached_property
-    def rows(self) -> Tensor:
-        found = super().rows
-        lengths = self.case.lengths if isinstance(self.case, PaddedCase) else ()
-        return found[found < min(lengths)] if lengths else found
 
 
 class Sdpa(Attention):

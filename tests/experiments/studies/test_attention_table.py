@@ -1,14 +1,13 @@
 """Runtime and memory against length: predictions, rows with reasons, tables and figures."""
 
-import numpy as np
 import pytest
 import torch
 
+from experiments.bench.cases import Case
+from experiments.bench.gate import Gate
 from experiments.bench.peers.methods import (
     METHODS,
     BlockedGather,
-    PaddedCase,
-    PaddedGate,
     Setting,
     SlidingChunks,
 )  # fmt: skip
@@ -54,9 +53,11 @@ def test_exact_attentions_pass_the_gate(method, padding):
 
 
 def test_padding_hides_keys_and_their_queries():
-    case = PaddedCase("dense", 2, 1, 1, 64, 64, 16, "float32", 0, 0, lengths=(50, 64))
-    assert case.allowed(0, 0, np.arange(3)).sum() == 150
-    assert int(PaddedGate(case, *draw(case, CPU)).rows.max()) < 50
+    case = Case("dense", 2, 1, 1, 64, 64, 16, "float32", 0, 0)
+    gate = Gate(case, *draw(case, CPU), lengths=(50, 64))
+    assert int(gate.rows.max()) < 50
+    for (_, _, dk, dv), length in zip(gate.expected, gate.lengths, strict=True):
+        assert all((grad.any(1) == (torch.arange(64) < length)).all() for grad in (dk, dv))
     drawn = Setting("flash", 64, 1, 256, 16, "float32", padding=True).lengths(CPU)
     assert 236 <= int(drawn.min()) < int(drawn.max()) <= 256  # as in the paper
 

@@ -1,5 +1,6 @@
 """Decoding: steps, bytes, the gate, chosen blocks, and the arguments of FlashInfer."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,7 +80,7 @@ def test_the_chosen_blocks_are_those_of_the_best_keys_in_pages_or_not():
     inputs.q, inputs.caches = paged.q, [paged.dense(0)]
     del inputs.summaries
     assert torch.equal(paged.choose(0).codes, inputs.choose(0).codes)
-    assert paged.allowed(1, 1).sum(1).tolist() == [64] * 3
+    assert paged.allowed(1, 2, np.arange(3)).sum(1).tolist() == [64] * 3
 
 
 def test_bytes_are_those_of_the_keys_that_some_query_sees(study, one):

@@ -18,11 +18,11 @@ SMALL = ["lengths=[160]", "head_dim=16", 'selectors=["nsa(2, 32)"]']
 def test_the_gate_allows_what_the_selection_has():
     for shape in (NSA, MOBA):
         inputs = Inputs(shape, CPU)
-        case, rows = inputs.case, np.arange(shape.n)
+        rows = np.arange(shape.n)
         dense = inputs.picks.selection(shape.heads).to_block_mask().to_dense()
         dense = np.broadcast_to(dense, (shape.batch, shape.heads, shape.n, shape.n))
         for b, head in np.ndindex(*dense.shape[:2]):
-            assert (case.allowed(b, head, rows) == dense[b, head]).all()
+            assert (inputs.seen(b, head, rows) == dense[b, head]).all()
         assert inputs.share == pytest.approx(dense.mean())
 
 
