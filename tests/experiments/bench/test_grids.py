@@ -8,8 +8,8 @@ import torch
 
 from experiments.bench import provider
 from experiments.bench.cases import DENSE
-from experiments.bench.grids import make_grid, read_grid
 from experiments.bench.peers import cudnn
+from experiments.bench.run import make_grid, read_grid
 
 CUDA = torch.device("cuda")
 

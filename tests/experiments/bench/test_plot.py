@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from experiments.bench.grids import make_grid
 from experiments.bench.plot import draw_speed
+from experiments.bench.run import make_grid
 from experiments.bench.tables import SpeedRow, newest
 from experiments.common.figures import style
 from tests.experiments.bench.bench_cases import ROW
