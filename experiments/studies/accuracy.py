@@ -72,10 +72,7 @@ METHODS = {
 def cases(run: Run) -> list[Found]:
     o = run.options
     choices(o, dtypes=DTYPES)
-    return grid(
-        batch=o.batch, heads=o.heads, n=o.lengths, head_dim=o.head_dims, dtype=o.dtypes,
-        outliers=o.outliers,
-    )  # fmt: skip
+    return grid(o, "batch heads outliers", n=o.lengths, head_dim=o.head_dims, dtype=o.dtypes)
 
 
 def ways(case: Found, run: Run) -> list[Row]:

@@ -247,10 +247,8 @@ def cases(run: Run) -> list[Found]:
     """Return the steps of the options, short caches first."""
     o = run.options
     choices(o, providers=PROVIDERS, dtype=DTYPES)
-    found = grid(
-        n=sorted(o.lengths), mask=o.masks, n_q=o.n_q, page=o.pages, batch=o.batch,
-        heads=o.heads, kv_heads=o.kv_heads, head_dim=o.head_dim, dtype=o.dtype,
-    )  # fmt: skip
+    same = "batch heads kv_heads head_dim dtype"
+    found = grid(o, same, n=sorted(o.lengths), mask=o.masks, n_q=o.n_q, page=o.pages)
     for step in found:
         case_of(step).check()
         for unit in (BLOCK, step.page):

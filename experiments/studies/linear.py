@@ -108,10 +108,8 @@ PROVIDERS: dict[str, Callable[[nn.Module, int], nn.Module]] = {
 def cases(run: Run) -> list[Found]:
     o = run.options
     choices(o, what=WHAT, providers=PROVIDERS, dtype=DTYPES)
-    found = grid(
-        size=o.sizes, tokens=o.tokens, block=o.blocks, density=o.densities, what=o.what,
-        dtype=o.dtype,
-    )  # fmt: skip
+    axes = {"size": o.sizes, "tokens": o.tokens, "block": o.blocks, "density": o.densities}
+    found = grid(o, "what dtype", **axes)
     for case in found:
         case["dim"], case["hidden"] = pair("sizes", case.pop("size"))
     return found

@@ -83,10 +83,10 @@ class Options(runner.Options):
 def cases(run: Run) -> list[Found]:
     o = run.options
     choices(o, models=CASES, dtype=DTYPES)
-    sizes = {"batch": o.batch, "dtype": o.dtype, "dropout": o.dropout}
+    same = "layers batch dtype dropout"
     return [
         Found({**case, "n": o.n or own.n, "mask": "" if own.mask is None else str(own.mask)})
-        for case in grid(model=o.models, attention=[*ATTENTIONS], layers=o.layers, **sizes)
+        for case in grid(o, same, model=o.models, attention=[*ATTENTIONS])
         for own in [CASES[case.model]]
     ]
 

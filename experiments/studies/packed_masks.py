@@ -132,10 +132,8 @@ def cases(run: Run) -> list[Found]:
     choices(o, kinds=KINDS, compiled=KINDS, dtype=DTYPES)
     if any(n % 2 for n in o.lengths) and "diffusion" in o.kinds:
         raise ValueError(f"lengths={o.lengths}: give even numbers, for the two copies of diffusion")
-    return grid(
-        n=o.lengths, mask=[KINDS[kind].text for kind in o.kinds], documents=o.documents,
-        batch=o.batch, heads=o.heads, head_dim=o.head_dim, dtype=o.dtype,
-    )  # fmt: skip
+    texts = [KINDS[kind].text for kind in o.kinds]
+    return grid(o, "documents batch heads head_dim dtype", n=o.lengths, mask=texts)
 
 
 def ways(case: Found, run: Run) -> list[Row]:

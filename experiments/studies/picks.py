@@ -194,8 +194,7 @@ PROVIDERS: dict[str, Provider] = {
 def cases(run: Run) -> list[Found]:
     o = run.options
     choices(o, providers=PROVIDERS, dtype=DTYPES)
-    found = grid(n=sorted(o.lengths), mask=o.selectors, batch=o.batch, head_dim=o.head_dim,
-                 dtype=o.dtype)  # fmt: skip
+    found = grid(o, "batch head_dim dtype", n=sorted(o.lengths), mask=o.selectors)
     for shape in found:
         heads, kv_heads = HEADS[run.device.type][shape.mask.startswith("nsa")]
         if o.heads is not None:

@@ -189,8 +189,12 @@ def spread(times: Sequence[float]) -> float:
     return (max(times) - min(times)) / statistics.median(times) if times else 0.0
 
 
-def grid(**fields: Any) -> list[Found]:
-    """Return a case for each combination of the fields that are lists, the first one slowest."""
+def grid(options: Any = None, same: str = "", **fields: Any) -> list[Found]:
+    """Return a case for each combination of the fields that are lists, the first one slowest.
+
+    same: further fields, which are options of these names.
+    """
+    fields |= {name: getattr(options, name) for name in same.split()}
     axes = [value if isinstance(value, list) else [value] for value in fields.values()]
     return [Found(zip(fields, values, strict=True)) for values in product(*axes)]
 

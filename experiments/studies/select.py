@@ -43,11 +43,8 @@ class Options(runner.Options):
 
 def cases(run: Run) -> list[Found]:
     o = run.options
-    return grid(
-        mask=[*selectors(o)], batch=o.batch,
-        heads=o.heads, kv_heads=o.kv_heads or o.heads, n_q=o.seq_len, n_k=o.seq_len,
-        head_dim=o.head_dim, dtype=o.dtype,
-    )  # fmt: skip
+    sizes = {"kv_heads": o.kv_heads or o.heads, "n_q": o.seq_len, "n_k": o.seq_len}
+    return grid(o, "batch heads head_dim dtype", mask=[*selectors(o)], **sizes)
 
 
 def selectors(o: Options) -> dict[str, select.Selector]:
