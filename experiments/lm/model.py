@@ -228,21 +228,10 @@ class LanguageModel(nn.Module):
         if sizes.conv is not None:
             dims = sizes.dim, sizes.dim, sizes.conv
             self.conv = nn.Conv1d(*dims, groups=sizes.dim, padding=sizes.conv - 1)
-        self.blocks = nn.ModuleList(
-            Block(
-                sizes,
-                kind(
-                    sizes.dim,
-                    sizes.heads,
-                    mask=mask,
-                    layer=layer,
-                    dropout=dropout,
-                    rotary=Rotary() if positions == ROTARY else None,
-                ),
-                dropout,
-            )
-            for layer in range(sizes.layers)
-        )
+        options: dict[str, Any] = {"mask": mask, "dropout": dropout}
+        options["rotary"] = Rotary() if positions == ROTARY else None
+        layers = [kind(sizes.dim, sizes.heads, layer=i, **options) for i in range(sizes.layers)]
+        self.blocks = nn.ModuleList(Block(sizes, layer, dropout) for layer in layers)
         self.norm = nn.LayerNorm(sizes.dim)
         self.asked, self.decoder = None, nn.Sequential()
         if decode:  # as in MAD
