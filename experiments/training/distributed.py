@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from sparseflash.distributed import ContextParallel
+from sparseflash import BlockSparseAttention
+from sparseflash.distributed import ContextParallel, context_parallel
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=6)  # for data that rank 0 makes while the others wait
@@ -143,7 +143,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def share(model: nn.Module, states: int, group: Group) -> "ContextParallel | None":
+def share(model: nn.Module, states: int, group: Group) -> ContextParallel | None:
     """Let the attentions of a model attend over tokens of all processes of a context.
 
     Every attention gets a plan in place of its mask; all plans have the same owners of tokens. The
@@ -156,10 +156,7 @@ def share(model: nn.Module, states: int, group: Group) -> "ContextParallel | Non
     """
     if group.context is None:
         return None
-    import sparseflash.distributed
-
-    attentions = sparseflash.BlockSparseAttention
-    layers = [layer for layer in model.modules() if isinstance(layer, attentions)]
+    layers = [layer for layer in model.modules() if isinstance(layer, BlockSparseAttention)]
     if not layers:
         raise ValueError(
             f"context_parallel={group.ways}: the attention of this model needs all tokens in one"
@@ -170,7 +167,7 @@ def share(model: nn.Module, states: int, group: Group) -> "ContextParallel | Non
     size = min(size, max(16, states // group.ways // 16 * 16))  # a block for every process
     options: dict[str, Any] = {"block_size": size}
     options |= {name: getattr(layers[0], name) for name in ("heads", "kv_heads", "head_dim")}
-    first = sparseflash.distributed.context_parallel(group.context, given[0], states, **options)
+    first = context_parallel(group.context, given[0], states, **options)
     layers[0].mask = first
     for layer, mask in zip(layers[1:], given[1:], strict=True):
         layer.mask = first.with_mask(mask)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.common.work import progress
-from experiments.training.device import autocast, capture, random_state, set_random_state, warm_up
+from experiments.training.device import autocast, capture, warm_up
 from experiments.training.distributed import Group
 
 Batch = tuple[Tensor, Tensor | None, Tensor]  # tokens, lengths, labels
@@ -171,14 +171,11 @@ class Evaluator:
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Switch to evaluation mode with its own random streams; training's are restored
-        afterwards.
-        """
-        before = random_state(self.device)
-        torch.manual_seed(stream(SEED, self.group.replica))
-        self.model.eval()
-        try:
-            yield
-        finally:
-            self.model.train()
-            set_random_state(before, self.device)
+        """Switch to evaluation mode with its own random streams."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(stream(SEED, self.group.replica))
+            self.model.eval()
+            try:
+                yield
+            finally:
+                self.model.train()

@@ -43,6 +43,7 @@ its folder) and `curves` ({kind: {"step": [...], "loss": [...], ...}}, the lines
 import json
 import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -147,18 +148,12 @@ def versions() -> dict[str, Any]:
     return found | {"dropout": dropout.VERSION, "dropout_hidden": hidden.VERSION}
 
 
-def duration(seconds: float) -> str:
-    """Return seconds as 1:02:03 or 2:03."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
 def took(run: Mapping[str, Any]) -> str:
-    """Return the steps of a run that was tested and their time, as in "9 of 9 steps in 0:01"."""
+    """Return the steps of a run that was tested and their time, as in "9 of 9 steps in 0:00:01"."""
     result, steps = run["result"], run["settings"]["steps"]
     text, ms = f"{result['steps']} of {steps} steps in", result["ms_per_step"]
-    return f"{text} {duration(result['seconds'])}" + (f", {ms:.3g} ms a step" if ms else "")
+    time = timedelta(seconds=round(result["seconds"]))
+    return f"{text} {time}" + (f", {ms:.3g} ms a step" if ms else "")
 
 
 class Log:
