@@ -198,7 +198,8 @@ def _rates(rows: Sequence[SpeedRow]) -> str:
         rates = ({d: r.tflops for d, r in cells[p].items() if r.tflops} for p in names)
         texts = [both({d: f"{x:.0f}" if x >= 10 else f"{x:.2g}" for d, x in c.items()})
                  for c in rates]  # fmt: skip
-        ratios = ({d: _ratio(r, ours[d]) for d, r in cells[p].items() if d in ours} for p in others)
+        ratios = ({d: f"{r.ms / ours[d].ms:.2f}{_mark(r, ours[d])}" for d, r in cells[p].items()
+                   if d in ours} for p in others)  # fmt: skip
         lines.append([*(CASE[name](same[0]) for name in shown), *texts, *map(both, ratios)])
     if any(row.round > 1 for row in rows):
         ranges = [max(r.range or 0 for r in rows if r.provider == p) for p in names]
@@ -249,10 +250,6 @@ def about(rows: Sequence[SpeedRow]) -> str:
         f"torch {several('torch')}, Triton {several('triton')}{''.join(sorted(peers))},"
         f" {between(r.date[:10] for r in rows)}{gpus}, {several('commit', 'commit')}, {times}."
     )
-
-
-def _ratio(row: SpeedRow, ours: SpeedRow) -> str:
-    return f"{row.ms / ours.ms:.2f}{_mark(row, ours)}"
 
 
 def _mark(a: SpeedRow, b: SpeedRow) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from functools import cache
+import re
 from pathlib import Path
 
 import torch
@@ -32,7 +32,10 @@ def device_name(device: str | torch.device) -> str:
     """Return the name of a device, with the number of threads for a CPU."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_cpu_name()} ({torch.get_num_threads()} threads)"
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.M) if info.exists() else None
+    name = found[1].strip() if found else platform.processor() or platform.machine()
+    return f"{name} ({torch.get_num_threads()} threads)"
 
 
 def free_memory(device: torch.device) -> int:
@@ -40,11 +43,3 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@cache
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -14,7 +14,7 @@ import lzma
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,6 @@ from masks.files import replace
 
 PACKED = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ": lzma.open, b"BZh": bz2.open}  # by their first bytes
 BOM = b"\xef\xbb\xbf"
-
-T = TypeVar("T")
 
 
 # ---- writing
@@ -142,11 +140,11 @@ def table(value: Any) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path, remedy: str, kind: Callable[[Any], T] = table) -> T:
-    """Return what `kind` makes of the JSON in a file, by default a dict."""
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """Return the dict of a JSON file."""
     text = read_text(path, remedy)
     with reading(path, remedy):
-        return kind(json.loads(text))
+        return table(json.loads(text))
 
 
 def read_json_lines(path: Path, remedy: str, *, cut: bool = False) -> list[dict[str, Any]]:
