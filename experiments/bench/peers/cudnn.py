@@ -14,7 +14,6 @@ from experiments.bench import provider
 from experiments.bench.cases import DENSE, DTYPES, LAYOUTS, Case
 from experiments.bench.provider import Attention, Provider, not_hopper
 from masks import BlockMask
-from masks.runs import Ints, expand
 from masks.segments import row_segments
 from masks.tiles import FULL, unpack_bits
 
@@ -157,62 +156,39 @@ def intervals(case: Case) -> NDArray[np.int32] | None:
     """
     if case.blocks is None:
         return np.full((1, 1, case.batch * case.n_q), case.n_k, np.int32)
-    blocks = case.blocks
-    found = _pieces(blocks)
-    if found is None:
-        return None
-    query, begin, end = found
-    order = np.lexsort((begin, query))
-    query, begin, end = query[order], begin[order], end[order]
-    # Pieces of neighbouring blocks are one interval where they touch.
-    opens = np.append(True, (query[1:] != query[:-1]) | (begin[1:] != end[:-1]))[: len(query)]
-    query, begin, end = query[opens], begin[opens], end[np.append(opens[1:], True)[: len(opens)]]
-    count = np.bincount(query, minlength=blocks.batch * blocks.heads * case.n_q)
-    if count.max() > MOST:
-        return None
-    place = np.arange(len(query)) - (np.cumsum(count) - count)[query]
-    late = np.zeros(len(count), np.int64)  # 1: the first interval begins after key 0
-    late[query[place == 0]] = begin[place == 0] > 0
-    place += late[query]
-    ends = np.zeros((len(count), 2 * int(place.max(initial=0)) + 2), np.int32)
-    ends[query, 2 * place], ends[query, 2 * place + 1] = begin, end
-    ends = np.maximum.accumulate(ends, axis=1)[:, 1:]  # after the last one: empty intervals
-    ends = ends.reshape(blocks.batch, blocks.heads, case.n_q, -1).transpose(1, 3, 0, 2)
+    blocks, n_k, longest = case.blocks, case.n_k, 1
+    (block_q, block_k), tiles = blocks.block_size, unpack_bits(blocks.bits, blocks.block_size[1])
+    lines = blocks.batch * blocks.heads * blocks.rows
+    ends = np.zeros((lines, block_q, 2 * MOST + 2), np.int32)  # begin and end of each interval
+    segments = row_segments(blocks.grid, blocks.starts, blocks.tiles)
+    cuts = np.flatnonzero(np.diff(segments[0])) + 1
+    parts = zip(*(np.split(x, cuts) for x in segments), strict=True)
+    for line, *of_line in parts if len(segments[0]) else ():
+        if len(line) > MOST and (of_line[2] == FULL).all():  # runs that do not touch
+            return None
+        low, high, seen = [], [], []  # a column for a run of full blocks, or a key of another one
+        for first, count, tile in zip(*of_line, strict=True):
+            width, height = (count * block_k, 1) if tile == FULL else (1, count * block_k)
+            low.append(first * block_k + width * np.arange(height))
+            high.append(low[-1] + width)
+            full = tile == FULL
+            seen.append(np.ones((block_q, 1), bool) if full else np.tile(tiles[tile], (1, count)))
+        begin, end = np.concatenate(low), np.concatenate(high).clip(max=n_k)
+        allowed = np.concatenate(seen, axis=1) & (begin < n_k)
+        touch = allowed[:, 1:] & allowed[:, :-1] & (begin[1:] == end[:-1])
+        row, opens = np.nonzero(allowed & ~np.pad(touch, ((0, 0), (1, 0))))
+        closes = np.nonzero(allowed & ~np.pad(touch, ((0, 0), (0, 1))))[1]
+        counts = np.bincount(row, minlength=block_q)
+        if counts.max() > MOST:
+            return None
+        place = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+        first_key = np.zeros(block_q, np.int64)
+        first_key[row[place == 0]] = begin[opens[place == 0]]
+        place += first_key[row] > 0  # an empty interval is before one that begins after key 0
+        ends[line[0], row, 2 * place], ends[line[0], row, 2 * place + 1] = begin[opens], end[closes]
+        longest = max(longest, 1 + int(place.max(initial=0)))
+    ends = np.maximum.accumulate(ends[:, :, : 2 * longest], axis=2)[:, :, 1:]  # then empty ones
+    ends = ends.reshape(blocks.batch, blocks.heads, blocks.rows * block_q, -1)[:, :, : case.n_q]
+    ends = ends.transpose(1, 3, 0, 2)
     ends = np.broadcast_to(ends, (*ends.shape[:2], case.batch, case.n_q))
     return np.ascontiguousarray(ends.reshape(*ends.shape[:2], -1))
-
-
-def _pieces(blocks: BlockMask) -> tuple[Ints, Ints, Ints] | None:
-    """(query, first key, key after the last) of every piece of a row within a run of blocks.
-
-    Queries count through all slices. None where there are far too many for `MOST` intervals.
-    """
-    (block_q, block_k), n_q, n_k = blocks.block_size, blocks.n_q, blocks.n_k
-    rows = blocks.batch * blocks.heads * blocks.rows
-    most = 8 * MOST if len(blocks.bits) else MOST  # of runs: an interval crosses partial blocks
-    if len(blocks.starts) > 2 * most * rows:
-        return None
-    line, first, length, tile = row_segments(blocks.grid, blocks.starts, blocks.tiles)
-    if np.bincount(line, minlength=1).max() > most:
-        return None
-    full = tile == FULL
-    query = (line[full, None] * block_q + np.arange(block_q)).ravel()
-    begin = np.repeat(first[full] * block_k, block_q)
-    end = np.repeat(np.minimum((first + length)[full] * block_k, n_k), block_q)
-    # The pieces of every tile: its bits rise at `low` and fall at `high`.
-    bits = np.pad(unpack_bits(blocks.bits, block_k), ((0, 0), (0, 0), (1, 1)))
-    number, row, low = np.nonzero(bits[..., 1:] & ~bits[..., :-1])
-    high = np.nonzero(bits[..., :-1] & ~bits[..., 1:])[2]
-    ptr = np.searchsorted(number, np.arange(len(blocks.bits) + 1))
-    run, col = expand(first[~full], (first + length)[~full])
-    tile, line = tile[~full][run], line[~full][run]
-    if (ptr[tile + 1] - ptr[tile]).sum() > most * rows * block_q:
-        return None
-    i, j = expand(ptr[tile], ptr[tile + 1])
-    query = np.append(query, line[i] * block_q + row[j])
-    begin = np.append(begin, col[i] * block_k + low[j])
-    end = np.append(end, col[i] * block_k + high[j])
-    # From rows of blocks, whose last one may be ragged, to queries.
-    slice_, query = np.divmod(query, blocks.rows * block_q)
-    exists = query < n_q
-    return (slice_ * n_q + query)[exists], begin[exists], end[exists]
