@@ -14,7 +14,6 @@ from torch.utils.benchmark import Timer
 
 from experiments.common.config import choose
 from masks import BlockMask
-from masks.runs import distinct
 
 LSE_BYTES = 4
 DIRECTIONS = ("forward", "backward")
@@ -125,25 +124,18 @@ def _counts(shape: Shape, blocks: BlockMask | None) -> _Counts:
     if blocks is None:
         n_q, n_k = shape.n_q, shape.n_k
         return _Counts(every_q * n_q * n_k, every_q * n_q, every_k * n_k)
-    lists, rows, cols = blocks.csr(), blocks.rows, blocks.cols
-    count, col = np.diff(lists.ptr), lists.idx.astype(np.int64)
-    slices, row = np.divmod(np.repeat(np.arange(len(count)), count), rows)
-    q_len, k_len = (  # tokens of each block
-        np.minimum(size, n - size * np.arange(blocks_of, dtype=np.int64))
-        for size, n, blocks_of in zip(
-            blocks.block_size, (blocks.n_q, blocks.n_k), (rows, cols), strict=True
-        )
-    )
+    kept, sizes = blocks.layout() > 0, blocks.block_size  # [batch, heads, rows, cols]
+    ends = zip(sizes, (blocks.n_q, blocks.n_k), kept.shape[2:], strict=True)
+    q_len, k_len = (np.minimum(size, n - size * np.arange(count)) for size, n, count in ends)
     # blocks of keys that any query head of their kv head attends to
-    batch, head = np.divmod(slices, blocks.heads)
     group = shape.heads // shape.kv_heads if blocks.heads > 1 else 1
-    used = distinct((batch * shape.heads + head // group) * cols + col) % cols
+    used = kept.any(2).reshape(blocks.batch, -1, group, blocks.cols).any(2)
     repeats = every_q // (blocks.batch * blocks.heads)  # slices that share a mask
     repeats_k = shape.batch // blocks.batch * (shape.kv_heads if blocks.heads == 1 else 1)
     return _Counts(
-        pairs=int((q_len[row] * k_len[col]).sum()) * repeats,
-        live_q=int(q_len[np.flatnonzero(count) % rows].sum()) * repeats,
-        live_k=int(k_len[used].sum()) * repeats_k,
+        pairs=int((kept @ k_len @ q_len).sum()) * repeats,
+        live_q=int((kept.any(3) @ q_len).sum()) * repeats,
+        live_k=int((used @ k_len).sum()) * repeats_k,
     )
 
 
