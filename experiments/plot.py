@@ -21,22 +21,19 @@ from experiments.common.rows import read
 class Options(Checked):
     rows: str = option("runs/speed/speed.jsonl", "of experiments.speed")
     out: str = option("runs/speed/plots", "folder")
-    triton: str | None = option(None, "only rows of this version of Triton; null: of the last one")
     unstable: bool = option(True, "false: leave out cells whose rounds differ by more than 15 %")
 
 
 @program("plot", Options)
 def main(options: Options, command: str) -> None:
     """Draw the figures and print their paths."""
-    path, triton = options.rows, options.triton
-    rows = read(path, "python -m experiments.speed", KEY)
-    rows = [row for row in newest(rows) if row.ok and triton in (None, row.triton)]
+    path = options.rows
+    rows = [row for row in newest(read(path, "python -m experiments.speed", KEY)) if row.ok]
     shaky = [row for row in rows if not row.stable]
     if not options.unstable:
         rows = [row for row in rows if row.stable]
     if not rows:
-        with_it = f" with triton={triton}" if triton else ""
-        raise ValueError(f"rows={path} has no time{with_it}: measure first, experiments.speed")
+        raise ValueError(f"rows={path} has no time: measure first, experiments.speed")
     print(f"rows: {path}")
     if shaky:
         what = "drawn, with their range" if options.unstable else "left out"

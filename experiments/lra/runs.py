@@ -48,10 +48,9 @@ class Run:
         self.held_out = float((settings.get("task") or {}).get("held_out") or 0.0)
         self.attention: str = attention["name"]
         sparse = self.attention == "sparse"
-        # the mask that the settings name, empty for the default; the one that the run had
+        # the mask that the settings name, empty for the default
         mask = settings.get("mask") or attention.get("mask")
         self.mask = str(mask) if mask and sparse else ""
-        self.resolved_mask = (file["mask"] or self.mask) if sparse else ""
         self.density = 100 * file["density"] if sparse and file["density"] else None
         self.seed = int(settings.get("seed", 0))
         # whether the accuracy is of hidden tokens instead of the classes

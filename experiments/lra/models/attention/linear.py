@@ -17,19 +17,18 @@ class Linear(Attention):
 
     normalise: False divides by the square root of the length instead of by the sum of the weights,
         as the Nystromformer port does.
-    eps: added to the denominator.
     """
 
     scattered = True
 
-    def __init__(self, *, normalise: bool = True, eps: float = 1e-6, **sizes):
+    def __init__(self, *, normalise: bool = True, **sizes):
         super().__init__(**sizes)
-        self.normalise, self.eps = normalise, eps
+        self.normalise = normalise
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
         fq, fk = _elu_plus_1(q), _elu_plus_1(k)
         if self.normalise:
-            return linear_attention(fq, fk, v, lengths, self.eps)
+            return linear_attention(fq, fk, v, lengths, 1e-6)
         if lengths is not None:
             v = torch.where(real_tokens(lengths, v.shape[2])[:, None, :, None], v, 0)
         share = v.shape[2] ** -0.25  # of each factor, so that neither grows out of the dtype
@@ -59,7 +58,8 @@ def _elu_plus_1(x: Tensor) -> Tensor:
     return F.relu(x) + x.clamp(max=0).exp()
 
 
-KERNELS = {"softmax": 1e-6, "relu": 1e-3}  # and what is added to their features, as by google
+# added to the features, as by google; the largest feature of softmax is 1
+EPS = {"softmax": 1e-6, "relu": 1e-3}
 
 
 @register("performer", label="Performer", style=("#E69F00", "P", "-."))
@@ -74,7 +74,6 @@ class Performer(Attention):
     features: how many random ones; None: a 32nd of the length, at most 128.
     scale: of q k in the softmax; None: 1 / sqrt(D). The Nystromformer port has 1 / D, with 256
         features: smaller scores are estimated better.
-    eps: added to every feature, the largest of which is 1; None: 1e-6, of relu 1e-3.
     """
 
     scattered = True
@@ -86,7 +85,6 @@ class Performer(Attention):
         kernel: Literal["softmax", "relu"] = "softmax",
         features: int | None = None,
         scale: float | None = None,
-        eps: float | None = None,
         **sizes,
     ):
         super().__init__(**sizes)
@@ -95,7 +93,7 @@ class Performer(Attention):
         if kernel == "relu" and (features or scale):
             raise ValueError("features and scale are for kernel=softmax; with relu, leave them out")
         self.kernel, self.scale = kernel, self.head_dim**-0.5 if scale is None else scale
-        self.eps = KERNELS[kernel] if eps is None else eps
+        self.eps = EPS[kernel]
         count = features or budget(self.length, share=32, most=128)
         random = orthogonal_features(count, self.head_dim) if kernel == "softmax" else None
         self.register_buffer("projection", random)

@@ -246,9 +246,8 @@ def test_every_call_draws_new_hashes_unless_told_to_keep_them(cls):
 def test_performer_estimates_softmax_attention():
     torch.manual_seed(0)
     features = 4096
-    attention = make_attention(
-        "performer", heads=H, head_dim=D, length=N, features=features, eps=0.0
-    ).double()
+    sizes = {"heads": H, "head_dim": D, "length": N}
+    attention = make_attention("performer", **sizes, features=features).double()
     q, k, v = inputs("performer")
     exact = softmax_oracle(q / 2, k / 2, v, torch.ones(N, N, dtype=torch.bool))
     error = (attention(q / 2, k / 2, v) - exact).square().mean().sqrt()
