@@ -17,14 +17,15 @@ from experiments.common.config import Checked, option
 from experiments.common.devices import device_name, find_device
 from experiments.common.program import program
 from experiments.common.rows import Rows
-from experiments.lra.objectives import objective_of
+from experiments.lra.run import objective_of
 from experiments.lra.settings import Settings
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, load_task
 from experiments.lra.weights import load_model, mask_of
-from experiments.training.device import DTYPES, lacks_memory
+from experiments.training.device import DTYPES
 from experiments.training.distributed import Group
 from experiments.training.evaluate import DeviceSplit, Evaluator
 from experiments.training.run_file import SOURCES, read_settings
+from experiments.training.step import explained_memory
 
 TOKENS = 2**16  # of a batch on a CPU, if none is given
 
@@ -115,12 +116,8 @@ def evaluate_run(
         dtype=DTYPES[settings.precision or "fp32"] if on_gpu else torch.float32,
         examples=examples,
     )
-    try:
+    with explained_memory(f"batch={batch}"):
         means = evaluator(f"{task.name}, {evaluator.batches} batches")
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not lacks_memory(error):
-            raise
-        raise ValueError(f"batch={batch} needs too much memory: give a smaller one") from error
     accuracy, count = means["accuracy"], evaluator.examples
     return {
         "run": str(folder),

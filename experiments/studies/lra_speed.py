@@ -24,7 +24,7 @@ from experiments.common.tables import MISSING, markdown
 from experiments.lra import published as lra
 from experiments.lra.cells import RowKey, sorted_rows
 from experiments.lra.curves import groups, row_labels, row_styles
-from experiments.lra.objectives import classify
+from experiments.lra.run import classify
 from experiments.lra.settings import Settings, compose_settings
 from experiments.lra.tasks.task import SPLITS, Split, Task, padded_length
 from experiments.lra.weights import make_model, mask_of

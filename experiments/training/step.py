@@ -204,18 +204,15 @@ def micro_batches(settings: Training, group: Group) -> int:
 
 
 @contextmanager
-def explained_memory(settings: Training) -> Iterator[None]:
-    """Turn a lack of memory into a ValueError with the remedy."""
+def explained_memory(option: str, more: str = "") -> Iterator[None]:
+    """Turn a lack of memory into a ValueError that names an option, and a remedy beside it."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        raise ValueError(
-            f"micro_batch={settings.micro_batch or settings.batch} needs more memory than there is:"
-            " give a smaller one, whose gradients are added up, a smaller model, or shorter"
-            " sequences"
-        ) from error
+        text = f"{option} needs more memory than there is: give a smaller one{more}"
+        raise ValueError(text) from error
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from experiments.training.step import Trainer, explained_memory, micro_batches
 STATE = "step model optimizer sums steepest random logged best validated about data journal"
 STATE += " seconds training"
 AGAIN = "the same command continues from there"
+SMALLER = ", whose gradients are added up, a smaller model, or shorter sequences"
 # what the time of a step depends on that may differ between sessions
 PLACE = "device processes versions compiled captured micro_batch context_parallel deterministic"
 
@@ -105,7 +106,8 @@ def train(settings: Training, work_of: Any, command: str = "") -> dict[str, Any]
         reset_memory(group.device)
         work = work_of(settings, group)
         lock = state.locked(folder) if group.leads else nullcontext()
-        with lock, same_bits(settings.deterministic), explained_memory(settings):
+        micro = f"micro_batch={settings.micro_batch or settings.batch}"
+        with lock, same_bits(settings.deterministic), explained_memory(micro, SMALLER):
             group.wait()
             # another process may have trained in the folder while the data were read
             if (run := _complete(settings)) is None:

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 import masks
 from experiments.lra.models.classifier import Classifier, ModelConfig
-from experiments.lra.objectives import classify
+from experiments.lra.run import classify
 from experiments.lra.tasks.task import Split
 from experiments.training.distributed import Group
 from experiments.training.evaluate import DeviceSplit

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments.lra.models.classifier import Classifier, ModelConfig
-from experiments.lra.objectives import Predict, classify
-from experiments.lra.run import fingerprint
+from experiments.lra.run import Predict, classify, fingerprint
 from experiments.lra.tasks.task import Split, Task
 from experiments.training import state as checkpoint
 from experiments.training.device import MIB, peak_mib, reset_memory
