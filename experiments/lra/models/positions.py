@@ -181,9 +181,7 @@ def upsample_positions(
         raise ValueError(
             f"a grid of {to_rows} x {to_cols} is no multiple of {rows} x {cols}, side by side"
         )
-    token_of = np.arange(rows * cols)
-    token_of[_order(from_order, rows * cols)] = np.arange(rows * cols)
-    token_of = token_of.reshape(rows, cols)
+    token_of = np.argsort(_order(from_order, rows * cols)).reshape(rows, cols)
     finer = token_of.repeat(to_rows // rows, axis=0).repeat(to_cols // cols, axis=1).reshape(-1)
     finer = finer[_order(to_order, to_rows * to_cols)]
     index = torch.from_numpy(finer).to(table.device)

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from experiments.common.files import read_lines, reading
 from experiments.common.work import progress
@@ -242,17 +243,8 @@ class Library:
 
 def _shelves(movies: dict[str, np.ndarray], seed: int) -> dict[str, list[np.ndarray]]:
     """For each split the movies with enough reviews, as the numbers of their reviews."""
-    by_number = {}
-    for half, numbers in movies.items():
-        order = np.argsort(numbers, kind="stable")
-        titles, starts = np.unique(numbers[order], return_index=True)
-        groups = np.split(order, starts[1:])
-        by_number[half] = {
-            title: group
-            for title, group in zip(titles.tolist(), groups, strict=True)
-            if len(group) >= LEAST
-        }
-    train, test = by_number["train"], by_number["test"]
+    groups = (pd.Series(movies[half]).groupby(movies[half]).indices for half in HALVES)
+    train, test = ({n: some for n, some in g.items() if len(some) >= LEAST} for g in groups)
     train = {title: group for title, group in train.items() if title not in test}
     if len(train) < 4 or len(test) < 2:
         raise ValueError(
