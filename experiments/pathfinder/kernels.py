@@ -49,25 +49,20 @@ def start(state, seed, index, kind):
 
 
 @njit(cache=True, nogil=True)
-def refill(state):
-    """Draws four new words of 32 bits and advances the counter."""
-    k0, k1 = state[KEY], state[KEY + 1]
-    c0, c1, c2, c3 = state[COUNTER], state[COUNTER + 1], state[COUNTER + 2], state[COUNTER + 3]
-    for _ in range(10):
-        a = MULTIPLIERS[0] * c0
-        b = MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (b >> HALF) ^ c1 ^ k0, b & LOW, (a >> HALF) ^ c3 ^ k1, a & LOW
-        k0 = (k0 + WEYL[0]) & LOW
-        k1 = (k1 + WEYL[1]) & LOW
-    state[OUTPUT], state[OUTPUT + 1], state[OUTPUT + 2], state[OUTPUT + 3] = c0, c1, c2, c3
-    state[COUNTER] += np.uint64(1)  # no image draws 2**34 numbers
-    state[USED] = 0
-
-
-@njit(cache=True, nogil=True)
 def word(state):
+    """Return the next word of 32 bits; four are drawn at a time."""
     if state[USED] == np.uint64(4):
-        refill(state)
+        k0, k1 = state[KEY], state[KEY + 1]
+        c0, c1, c2, c3 = state[COUNTER], state[COUNTER + 1], state[COUNTER + 2], state[COUNTER + 3]
+        for _ in range(10):
+            a = MULTIPLIERS[0] * c0
+            b = MULTIPLIERS[1] * c2
+            c0, c1, c2, c3 = (b >> HALF) ^ c1 ^ k0, b & LOW, (a >> HALF) ^ c3 ^ k1, a & LOW
+            k0 = (k0 + WEYL[0]) & LOW
+            k1 = (k1 + WEYL[1]) & LOW
+        state[OUTPUT], state[OUTPUT + 1], state[OUTPUT + 2], state[OUTPUT + 3] = c0, c1, c2, c3
+        state[COUNTER] += np.uint64(1)  # no image draws 2**34 numbers
+        state[USED] = 0
     value = state[OUTPUT + np.int64(state[USED])]
     state[USED] += np.uint64(1)
     return value
@@ -400,18 +395,6 @@ def _paint(canvas, t, placed, row, contrast, image):
     The brightest pixel of its paddles is as bright as the inside of a marker. The edge of a marker
     is brighter. Greys are truncated, and the background is 0 always.
     """
-    _draw(canvas, t, placed, contrast)
-    canvas *= np.float32(1) / canvas.max()
-    for i in range(2):
-        _mark(canvas, t, row[5 + 2 * i], row[6 + 2 * i])
-    size, scale = canvas.shape[0], 255.0 / canvas.max()
-    for i in range(size):
-        for j in range(size):
-            image[i, j] = np.uint8(min(np.float64(canvas[i, j]) * scale, 255.0))
-
-
-@njit(cache=True, nogil=True)
-def _draw(canvas, t, placed, contrast):
     canvas[:] = 0
     size, half = canvas.shape[0], t.half
     for snake, direction, y, x in placed:
@@ -419,6 +402,13 @@ def _draw(canvas, t, placed, contrast):
         for i in range(max(y - half, 0), min(y + half + 1, size)):
             for j in range(max(x - half, 0), min(x + half + 1, size)):
                 canvas[i, j] = max(canvas[i, j], patch[i - y + half, j - x + half] * times)
+    canvas *= np.float32(1) / canvas.max()
+    for i in range(2):
+        _mark(canvas, t, row[5 + 2 * i], row[6 + 2 * i])
+    scale = 255.0 / canvas.max()
+    for i in range(size):
+        for j in range(size):
+            image[i, j] = np.uint8(min(np.float64(canvas[i, j]) * scale, 255.0))
 
 
 @njit(cache=True, nogil=True)
