@@ -100,9 +100,7 @@ class BlockMask(Keyed):
     def of_blocks(
         cls, tiles: Tiles, x: Ints, codes: NDArray[np.int32], text: str = ""
     ) -> "BlockMask":
-        """Return the block mask that has codes[i], numbers of `tiles`, on block x[i], and EMPTY
-        elsewhere; x ascends.
-        """
+        """Return the block mask with codes[i] of `tiles` on block x[i], ascending; else EMPTY."""
         starts, codes = _runs(x, codes, tiles.grid.size)
         return cls.of(tiles.grid, starts, codes, tiles.bits, text)
 

@@ -116,9 +116,7 @@ def settle(
 
 
 def _portions(runs: rl.Runs, grid: Grid) -> Iterator[tuple[Ints, rl.Codes]]:
-    """Yield (x, code) of every block of the MIXED runs, and of the first one of each other run, up
-    to BLOCKS_AT_ONCE at a time.
-    """
+    """Yield (x, code) of all MIXED blocks and the first of each other run, BLOCKS_AT_ONCE each."""
     for at in range(0, len(runs.starts), RUNS_AT_ONCE):
         codes, starts = runs.codes[at : at + RUNS_AT_ONCE], runs.starts[at : at + RUNS_AT_ONCE + 1]
         starts = starts if len(starts) > len(codes) else np.append(starts, grid.size)

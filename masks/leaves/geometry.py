@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from masks import runs as rl
 from masks.runs import Grid, Ints, Runs, expand
 
-ROWS_AT_ONCE = 1 << 8  # bounds the memory for hashes
-
 
 def rectangle_runs(
     grid: Grid, entry: Ints, q_start: Ints, q_stop: Ints, k_start: Ints, k_stop: Ints
@@ -86,8 +84,4 @@ def hashes(content: NDArray) -> NDArray[np.uint64]:
     words = content.reshape(len(content), prod(content.shape[1:])).view(np.uint64)
     factors = np.arange(1, 1 + words.shape[1], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     factors = (factors ^ factors >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9)
-    found = np.empty(len(words), np.uint64)
-    for begin in range(0, len(words), ROWS_AT_ONCE):
-        part = words[begin : begin + ROWS_AT_ONCE]
-        np.matmul(part ^ part >> np.uint64(32), factors, out=found[begin : begin + ROWS_AT_ONCE])
-    return found
+    return np.matmul(words ^ words >> np.uint64(32), factors)

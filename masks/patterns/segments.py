@@ -8,7 +8,7 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import flag, integer
-from masks.leaves.geometry import by_pairs, rectangle_runs
+from masks.leaves.geometry import rectangle_runs
 from masks.leaves.leaf import ByLength, Leaf
 from masks.patterns.bands import causal
 from masks.patterns.documents import cover, flat, read_lengths
@@ -209,7 +209,7 @@ class Cells(Leaf):
         return rectangle_runs(grid, np.zeros_like(i), start[i], stop[i], start[j], stop[j])
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return by_pairs(self._sees, self._cell(q), self._cell(k))
+        return self._sees(self._cell(q), self._cell(k))
 
     def token_kinds(self, side: str, n: int) -> Ints:
         return self._cell(np.arange(n))

@@ -185,7 +185,6 @@ class Pieces:
         self.all_lengths, length = np.unique(self.lengths, axis=0, return_inverse=True)
         self.length = length.ravel()
         self.placements: dict[tuple[int, ...], tuple[Grid, Placed]] = {}
-        self.whole: dict[tuple[int, int], Placed] = {}  # those that begin with the first tokens
 
     def place(self) -> Placed:
         return Placed(self.runs(), self.allowed, self.signature)
@@ -198,8 +197,6 @@ class Pieces:
             batch = self.part.batch or 1
             grid = Grid(n_q, n_k, block_q, block_k, batch, heads, q_origin, k_origin)
             self.placements[shape] = grid, self.part.place(grid)
-            if q_origin <= 0 and k_origin <= 0:
-                self.whole[n_q, n_k] = self.placements[shape][1]
         return self.placements[shape]
 
     def runs(self) -> Runs:
@@ -277,7 +274,7 @@ class Pieces:
     def _whole(self, lengths: Ints, s: Ints, q: Ints, k: Ints) -> Bools:
         """`part` of these lengths, token by token."""
         n_q, n_k = lengths.tolist()
-        placed = self.whole.get((n_q, n_k)) or self._place(n_q, n_k, 0, 0)[1]
+        placed = self._place(n_q, n_k, 0, 0)[1]
         return placed.allowed(s, np.clip(q, 0, n_q - 1), np.clip(k, 0, n_k - 1))
 
     def signature(self, x: Ints) -> list[Ints]:

@@ -80,9 +80,7 @@ class Call(NamedTuple):
     def backward(
         self, queries: "Queries", k: Tensor, v: Tensor, mask: BlockMask | None, places: Places
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Return the gradients of q, k, v and the tables in one part, from the results of all
-        keys.
-        """
+        """Return the gradients of q, k, v and tables in a part, from the results of all keys."""
         q, tables = queries.q, self.tables or ()
         if mask is None:
             dq, dk, dv, *dtables = (torch.zeros_like(t) for t in (q, k, v, *tables))

@@ -118,9 +118,7 @@ class ContextParallel:
         self._register()
 
     def on(self, mesh: Any = None) -> "ContextParallel":
-        """Return the plan, made for (rank, ranks), with the group that it is for; see
-        `context_parallel`.
-        """
+        """Give a plan of (rank, ranks) the group that it is for; see `context_parallel`."""
         group = mesh.get_group() if hasattr(mesh, "get_group") else mesh
         place = dist.get_rank(group), dist.get_world_size(group)
         if place != (self.rank, self.ranks):

@@ -274,13 +274,11 @@ class Cuttable(Selection):
         column: int32 (blocks, S), the tiles that occur in a column of blocks.
         place: int32, as codes, the place of a block's tile in `column`; NOWHERE: empty.
         prefix: int32 (b, words), row t has the bits of the keys 0 to t.
-        starts: int32 (blocks,), first token of each.
     """
 
     column: Tensor
     place: Tensor
     prefix: Tensor
-    starts: Tensor
 
 
 @cached
@@ -311,7 +309,6 @@ def blocks_of(mask: Mask | BlockMask | None, n: int, heads: int, device: torch.d
         "column": column,
         "place": place[None],
         "prefix": pack_bits(keys)[0].view(np.int32),
-        "starts": np.arange(0, n, block, dtype=np.int32),
     }
     tensors: dict[str, Any] = {name: to_device(array, device) for name, array in arrays.items()}
     most = int((codes != EMPTY).sum())
@@ -339,22 +336,23 @@ def cut_torch(
     """Codes and bits of `skip_padding` in plain torch."""
     batch, slots, known = len(lengths), blocks.column.shape[1], len(blocks.bits) - 1
     n, block = blocks.n_q, blocks.block_size[0]
-    last, left = lengths.clamp(max=n) - 1, lengths[:, None] - blocks.starts
+    first_key = torch.arange(0, n, block, dtype=torch.int32, device=lengths.device)
+    last, left = lengths.clamp(max=n) - 1, lengths[:, None] - first_key
     real, whole, ends = left > 0, left >= block, last[:, None]
     if starts is not None:
-        begin = starts[:, None] - blocks.starts
+        begin = starts[:, None] - first_key
         real, whole = real & (begin < block), whole & (begin <= 0)
         ends = torch.stack([last, starts.clamp(0, n - 1)], 1)
     column = ends // block  # (batch, ends), whose tiles are cut
     keys = blocks.prefix[(last[:, None] - column * block).clamp(0, block - 1)]
     first = torch.arange(known, known + batch * ends.shape[1] * slots, slots, device=last.device)
     first = first.int().view(batch, -1)  # new tile of each column
-    number = first[:, :1].expand(-1, len(blocks.starts))
+    number = first[:, :1].expand(-1, len(first_key))
     if starts is not None:
         before = starts[:, None] - column * block
         hidden = blocks.prefix[(before - 1).clamp(0, block - 1)]
         keys = torch.where(before[..., None] > 0, keys & ~hidden, keys)
-        number = torch.where(last[:, None] // block == blocks.starts // block, number, first[:, 1:])
+        number = torch.where(last[:, None] // block == first_key // block, number, first[:, 1:])
     tiles = blocks.bits[blocks.column[column]] & keys[:, :, None, None]
     cut = (blocks.place + number[:, None, None]).clamp_(min=EMPTY)
     codes = torch.where(whole[:, None, None], blocks.codes, cut)

@@ -195,9 +195,7 @@ def _check_used(layer: Any, *_: Any) -> None:
 
 
 def _backend(attend: Attend) -> AttentionBackendName:
-    """Return a name that diffusers finds `attend` by. Its names are an enumeration, which this
-    extends.
-    """
+    """Return a name that diffusers finds `attend` by, one more in its enumeration."""
     name: Any = str.__new__(AttentionBackendName, attend.key)
     name._name_ = name._value_ = attend.key
     # unpickled by its value, it would be no name that the enumeration was defined with

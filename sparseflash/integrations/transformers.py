@@ -370,9 +370,7 @@ def _selection(
 
 @torch.compiler.disable
 def sparse_mask(*, config: Any = None, **given: Any) -> ModelMask:
-    """Return the function of AttentionMaskInterface: `make_mask`, with the mask that the config
-    has.
-    """
+    """Return what AttentionMaskInterface asks for: `make_mask` with the config's mask."""
     return make_mask(mask_of(config), **given)
 
 

@@ -63,9 +63,7 @@ def _added(cap: float | None, *varies: bool) -> Score:
 
 
 def replace_methods(layer: Any, attend: Any, config: Any) -> None:
-    """Let attention of T5's kind, or of a class in `OWN`, go through `attend` while the `config` of
-    the model asks for it.
-    """
+    """Let attention as of T5, or of `OWN`, go through `attend` while `config` asks for it."""
     name, function = "forward", OWN.get(type(layer).__name__)
     if function is not None:
         vars(layer)["config"] = config  # Bloom and MPT have none

@@ -151,9 +151,7 @@ def diffusion_spans(offsets: Tensor, n: int, size: int, interleaved: bool) -> Te
 
 @twin("packed", "(Tensor enter, Tensor leave, SymInt n) -> Tensor")
 def tree_spans(enter: Tensor, leave: Tensor, n: int) -> Tensor:
-    """Return the queries that see the keys of `packed.prefix_tree`: those from the key on to some
-    end.
-    """
+    """Return the queries that see each key of `packed.prefix_tree`: from the key on to an end."""
     stop = leave.gather(1, last_begin(enter, n).clamp(min=0))
     key = torch.arange(n, dtype=torch.int32, device=stop.device).expand_as(stop)
     return torch.stack([key, stop.clamp(max=n).int().maximum(key)])[None]

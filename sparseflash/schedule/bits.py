@@ -42,9 +42,7 @@ def transposed(bits: Tensor, block_k: int) -> Tensor:
 
 
 def interval_bits(first: Tensor, stop: Tensor, start: Tensor, block_k: int) -> Tensor:
-    """int32 (T, block_q, words): bit tiles in which row i has the keys first[t, i]..stop[t, i] of
-    the block_k keys from start[t] on.
-    """
+    """int32 (T, block_q, words): row i has first[t, i]..stop[t, i] of the keys from start[t] on."""
     word = torch.arange(0, block_k, 32, device=start.device)
     width = (block_k - word).clamp(max=32)
     base = (start[:, None] + word)[:, None]  # (T, 1, words)

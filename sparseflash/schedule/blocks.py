@@ -128,9 +128,7 @@ class Schedule(NamedTuple):
 
 
 def as_tensors(schedule: Schedule) -> tuple[list[Tensor], list[int]]:
-    """Return the tensors and the ints of a schedule, flat, for the schema of a torch.library
-    operator.
-    """
+    """Return the tensors and the ints of a schedule, flat, for the schema of an operator."""
     tensors = [*schedule.rows, *schedule.cols, schedule.bits]
     numbers = [int(x) for x in schedule[3:10]]
     for lists in schedule.lists:
@@ -222,9 +220,7 @@ def to_device(blocks: BlockMask, device: torch.device, group: int = 1) -> Schedu
 
 
 def _expand(start: Tensor, end: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cells of the block grid (int64, ascending) that the non-empty runs cover, with
-    codes.
-    """
+    """Return the cells (int64, ascending) that the non-empty runs cover, with their codes."""
     taken = code != EMPTY
     start, end, code = start[taken], end[taken], code[taken]
     length = end - start

@@ -129,9 +129,7 @@ def cut_schedule(tensors: Sequence[Tensor], numbers: Sequence[int], fields: Sequ
 def _grouped(
     side: BlockLists, live: Tensor, schedule: Schedule, spec: TileSpec, n_rows: int
 ) -> tuple[BlockLists, Tensor, Tensor]:
-    """Return the lists of a group of query heads joined, which entries mean something, and their
-    heads.
-    """
+    """Return the joined lists of a group of query heads, which entries are live, and heads."""
     group, device = spec.group, live.device
     per_head = schedule.heads > 1
     lists = torch.searchsorted(side.ptr, torch.arange(len(live), device=device), right=True) - 1

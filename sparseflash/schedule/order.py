@@ -86,9 +86,7 @@ def _limit(total: int, sms: int) -> int:
 
 
 def _led(items: Tensor, merge: Tensor, slots: Tensor, mean: float, total: int, sms: int) -> Work:
-    """Return the work, with items of more than twice the mean first if one as long could outlast
-    the rest.
-    """
+    """Return the work; items above twice the mean lead if one as long could outlast the rest."""
     length, n_long = items[..., 2], 0
     if int(length.max()) * sms * 8 > total:
         n_long = int((length > 2 * mean).sum(1).max())

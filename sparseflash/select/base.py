@@ -69,18 +69,6 @@ def budget(name: str, value: Any) -> Rule:
     return Rule("count", integer(name, value, min=1))
 
 
-def adaptive(
-    kind: Literal["mass", "level"], name: str, value: Any, min_blocks: Any, max_blocks: Any
-) -> Rule:
-    """Return the rule of a probability in (0, 1], with bounds on the blocks of a row."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ValueError(f"{name} is {value!r}: give a number in (0, 1]")
-    min_blocks = integer("min_blocks", min_blocks, min=1)
-    if max_blocks is not None:
-        max_blocks = integer("max_blocks", max_blocks, min=min_blocks)
-    return Rule(kind, float(value), min_blocks, max_blocks)
-
-
 @cached
 def candidates_of(
     rule: Rule,
@@ -118,9 +106,7 @@ def candidates_of(
 
 
 def _bounds(rule: Rule, candidate: np.ndarray, forced: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the fewest and the most blocks of each row, int32 (B, H, rows), forced blocks
-    included.
-    """
+    """Return the fewest and the most blocks of each row, int32 (B, H, rows), with forced ones."""
     candidates, forced = candidate.sum(-1), (candidate & forced).sum(-1)
     if rule.kind == "count":
         low = high = int(rule.value)

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
-from masks.checks import block_sizes, choice
+from masks.checks import block_sizes, choice, integer
+from sparseflash.checks import is_number
 from sparseflash.kernels.common.device import kernels_of, on_nvidia
-from sparseflash.select.base import BlockSelector, adaptive, budget, selector
+from sparseflash.select.base import BlockSelector, Rule, budget, selector
 
 POOLS = {  # kinds of the queries' vector and of the keys'
     "mean": (["mean"], ["mean"]),
@@ -92,7 +93,12 @@ def mass(
     takes between `min_blocks` and `max_blocks`. After the query-aware pattern of FlexPrefill
     (arXiv:2502.20766) and SpargeAttn (arXiv:2502.18137). The rest is as in `top_k`.
     """
-    rule = adaptive("mass", "threshold", threshold, min_blocks, max_blocks)
+    if not is_number(threshold) or not 0 < threshold <= 1:
+        raise ValueError(f"threshold is {threshold!r}: give a number in (0, 1]")
+    min_blocks = integer("min_blocks", min_blocks, min=1)
+    if max_blocks is not None:
+        max_blocks = integer("max_blocks", max_blocks, min=min_blocks)
+    rule = Rule("mass", float(threshold), min_blocks, max_blocks)
     return Pooled(block_sizes(block_size), within, rule, always, pool)
 
 
