@@ -12,14 +12,7 @@ from masks.transforms import reorder
 from masks.transforms.packed import packed
 from masks.transforms.reorder import hilbert, morton
 from masks.transforms.snap import snap
-from tests.masks.helpers import (
-    BLOCKS,
-    any_grid,
-    brute_dense,
-    check,
-    check_window,
-    composition,
-)
+from tests.masks.helpers import BLOCKS, any_grid, brute_dense, check, check_window, composition
 from tests.masks.oracles import BATCH, HEADS, VARIED
 from tests.masks.oracles.canvas import SIZES, any_canvas, any_canvas_mask
 from tests.masks.oracles.packed import any_reorder, order_of

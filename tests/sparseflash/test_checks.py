@@ -97,11 +97,7 @@ CASES = {
     "mask a string": ({"mask": MASK.key}, "mask is a str", "(masks.parse turns text"),
     "mask a pattern": ({"mask": masks.causal}, "mask is a function", "(call it: causal(...))"),
     "mask a function": ({"mask": lambda q, k: q >= k}, "mask is a function", "(masks.where turns"),
-    "mask a selector": (
-        {"mask": select.top_k(2)},
-        "mask is a Pooled",
-        "q and k: selector(q, k)",
-    ),
+    "mask a selector": ({"mask": select.top_k(2)}, "mask is a Pooled", "q and k: selector(q, k)"),
     "mask of lists": ({"mask": [[True] * 40] * 40}, "mask is a list", "(np.array makes"),
     "mask of torch": ({"mask": THEIRS}, "mask is a BlockMask", "(masks.interop.from_flex converts"),
     "mask of ints": ({"mask": np.ones((40, 40), int)}, "int64", ARRAY),

@@ -31,8 +31,7 @@ def random_map(seed: int) -> tuple[np.ndarray, np.ndarray, dict, tuple[int, int,
 
 
 @pytest.mark.parametrize(
-    "backend, seed",
-    [(b, seed) for b in BACKENDS for seed in (range(6) if b != "triton" else (3,))],
+    "backend, seed", [(b, seed) for b in BACKENDS for seed in (range(6) if b != "triton" else (3,))]
 )
 def test_a_map_of_blocks(backend: str, seed: int):
     layout, dense, given, (batch, heads, kv_heads) = random_map(seed)

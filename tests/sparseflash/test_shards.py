@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import masks
 import sparseflash
@@ -46,10 +42,7 @@ def check_layer(mesh, local=True, heads=4, **options):
     parallelize_module(split, mesh, plan)
     out, wanted = split(x), whole(x)
     same([out], [wanted])
-    same(
-        gradients(out, [x, *split.parameters()]),
-        gradients(wanted, [x, *whole.parameters()]),
-    )
+    same(gradients(out, [x, *split.parameters()]), gradients(wanted, [x, *whole.parameters()]))
 
 
 def check_attention(mesh, placement, kept, mask=MASK, score=None, **options):

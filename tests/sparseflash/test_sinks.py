@@ -21,8 +21,7 @@ SEEDS = {"triton": 4, "cpu": 8, "reference": 4}
 
 
 @pytest.mark.parametrize(
-    "backend, seed",
-    [(name, seed) for name in BACKENDS for seed in seeds(SEEDS[name], 200)],
+    "backend, seed", [(name, seed) for name in BACKENDS for seed in seeds(SEEDS[name], 200)]
 )
 def test_random_problem(backend, seed):
     """Masks, grouped heads, ragged lengths, dropout, gradients of the LSE; with a cap in some."""

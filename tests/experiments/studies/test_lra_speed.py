@@ -8,14 +8,7 @@ import pytest
 from experiments.common.rows import OK, Found, frame
 from experiments.lra import published as lra
 from experiments.lra.tasks.task import loader
-from experiments.studies.lra_speed import (
-    IMDB,
-    SHAPES,
-    SWEEP,
-    newest,
-    random_lengths,
-    tables,
-)
+from experiments.studies.lra_speed import IMDB, SHAPES, SWEEP, newest, random_lengths, tables
 from experiments.training.step import Trainer
 
 SMALL = ["tasks=[listops]", "lengths=[]", "options=['batch=2','task.max_length=64']"]

@@ -74,9 +74,7 @@ leaf(
 )
 varied(
     lambda rng, n_q, n_k: array(
-        rng,
-        [(BATCH, 1, n_q, n_k), (HEADS, n_q, n_k), (BATCH, HEADS, n_q, n_k)],
-        [0.1, 0.5, 0.9],
+        rng, [(BATCH, 1, n_q, n_k), (HEADS, n_q, n_k), (BATCH, HEADS, n_q, n_k)], [0.1, 0.5, 0.9]
     ),
     lambda rng, n_q, n_k: masks.fixed(
         stride := rng.choice([8, 16, 24, 50, 64]),

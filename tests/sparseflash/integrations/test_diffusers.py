@@ -99,11 +99,7 @@ def kandinsky():
     return model, lambda: model(*given).sample
 
 
-MODELS = {
-    wan: {},
-    hunyuan: {"latents": LATENTS},
-    flux: {"latents": LATENTS, "text_first": True},
-}
+MODELS = {wan: {}, hunyuan: {"latents": LATENTS}, flux: {"latents": LATENTS, "text_first": True}}
 EVERY = pytest.mark.parametrize("make", MODELS)
 
 

@@ -103,8 +103,7 @@ def test_a_mask_joined_to_the_choice_of_a_model():
 
 
 @pytest.mark.parametrize(
-    "kind, mask",
-    [*((kind, None) for kind in STATIC[1:]), ("gemma4_text", MINE)],
+    "kind, mask", [*((kind, None) for kind in STATIC[1:]), ("gemma4_text", MINE)]
 )
 def test_a_static_cache(kind, mask):
     model = make(kind)

@@ -60,8 +60,7 @@ def as_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make, backend",
-    [(make, "cpu") for make in MASKS.values()] + [(MASKS["other keys"], "triton")],
+    "make, backend", [(make, "cpu") for make in MASKS.values()] + [(MASKS["other keys"], "triton")]
 )
 def test_results_and_gradients(make, backend):
     if backend == "triton":
@@ -93,14 +92,7 @@ def test_nothing_waits_for_the_device(make, as_on_a_gpu):
         as_tensors(schedule_from_selection(make(offsets), N, N, 1, 2, "cpu"))
 
 
-@pytest.mark.parametrize(
-    "name, planned",
-    [
-        ("shared", False),
-        ("tree", True),
-        ("streams", False),
-    ],
-)
+@pytest.mark.parametrize("name, planned", [("shared", False), ("tree", True), ("streams", False)])
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_one_graph_for_all_lengths(name, planned):
     """The mask is made inside of the graph, whose results are those of eager calls."""

@@ -101,8 +101,7 @@ def test_a_long_list_has_parts(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "selector, dtype",
-    [(select.nsa(2, 16), torch.float32), (select.moba(16, 2, 16), torch.float64)],
+    "selector, dtype", [(select.nsa(2, 16), torch.float32), (select.moba(16, 2, 16), torch.float64)]
 )
 def test_picks_of_a_selector(selector, dtype):
     """The lists are those of its exact selection; float64 has no kernels and becomes one."""

@@ -8,11 +8,7 @@ import masks
 from sparseflash import select
 from sparseflash.select.base import Candidates, Rule, choose_torch
 from sparseflash.testing import make_qkv
-from tests.sparseflash.select.oracle import (
-    block_selection,
-    dense_of,
-    pooled_scores,
-)
+from tests.sparseflash.select.oracle import block_selection, dense_of, pooled_scores
 
 CASES = [  # n_q, n_k, heads, kv_heads, block_size
     (96, 96, 2, 2, (16, 16)),
