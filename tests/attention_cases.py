@@ -13,6 +13,7 @@ import masks
 import sparseflash
 from sparseflash.backends.registry import BACKENDS
 from sparseflash.dropout import keep_mask, keep_scale
+from sparseflash.schedule.blocks import Schedule, schedule_for
 from sparseflash.testing import TOLERANCE, assert_close, logits, oracle, relative_error
 from tests.problems import problem_of, refusal
 
@@ -197,6 +198,13 @@ def build(case: Case, device: str) -> tuple[masks.BlockMask | None, Tensor | Non
     blocks = case.mask.build(case.n_q, case.n_k, case.block_size, heads=heads)
     dense = torch.from_numpy(blocks.to_dense()).to(device)
     return blocks, dense.expand(case.batch, case.heads, -1, -1)
+
+
+def schedule_of(case: Case, device: str = "cuda") -> Schedule | None:
+    """The schedule of the case's mask, or None."""
+    blocks, _ = build(case, device)
+    extents = case.n_q, case.n_k, case.batch, case.heads
+    return None if blocks is None else schedule_for(blocks, *extents, device)
 
 
 def check_maxima(

@@ -8,7 +8,6 @@ import torch
 
 import masks
 from sparseflash.schedule import locality
-from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
 from sparseflash.schedule.tile_spec import TileSpec
 from tests.attention_cases import (
@@ -17,9 +16,9 @@ from tests.attention_cases import (
     HEAD_DIMS,
     LOW,
     Case,
-    build,
     check,
     random_case,
+    schedule_of,
 )
 from tests.gpu.random_calls import Runner
 from tests.gpu_calls import GPU, IS_HOPPER, pairwise
@@ -142,10 +141,8 @@ def test_parts_and_whole_rows_above_head_dim_128(head_dim, v_head_dim, dropout_p
         n_q, n_k, head_dim, torch.bfloat16, heads=heads, kv_heads=kv_heads, mask=GLOBAL,
         v_head_dim=v_head_dim, dropout_p=dropout_p,
     )  # fmt: skip
-    blocks, _ = build(case, "cuda")
-    schedule = schedule_for(blocks, n_q, n_k, 1, heads, "cuda")
     spec = TileSpec(True, 128, 64, n_q, n_k, 1, heads, kv_heads, sms=132)
-    lists = tile_lists(schedule, spec, "cuda")
+    lists = tile_lists(schedule_of(case), spec, "cuda")
     assert lists.n_parts > 0  # the case is about them
     assert heads * lists.n_items > 2 * spec.sms
     check(case, backend, "cuda")
@@ -255,11 +252,9 @@ def test_columns_that_are_cut_into_bands(name, monkeypatch):
     for limit, value in (("_APART", 1.0), ("_WORTH", 1), ("_UNEVEN", 1.0)):
         monkeypatch.setattr(locality, limit, value)
     case = BANDED[name]
-    blocks, _ = build(case, "cuda")
-    schedule = schedule_for(blocks, case.n_q, case.n_k, case.batch, case.heads, "cuda")
-    major = case.block_size[1]
     extents = case.n_q, case.n_k, case.batch, case.heads, case.kv_heads
-    lists = tile_lists(schedule, TileSpec(False, major, 64, *extents, 132, 1024), "cuda")
+    spec = TileSpec(False, case.block_size[1], 64, *extents, 132, 1024)
+    lists = tile_lists(schedule_of(case), spec, "cuda")
     assert lists.n_parts > lists.n_items // 2  # the case is about them
     check(case, "hopper", "cuda")
     runner = Runner(case, "hopper")
@@ -293,11 +288,9 @@ def test_rows_and_columns_in_parts(name, head_dim, deterministic, dropout_p, bac
         n_q, n_k, head_dim, torch.bfloat16, heads=heads, kv_heads=heads, mask=mask,
         deterministic=deterministic, dropout_p=dropout_p,
     )  # fmt: skip
-    blocks, _ = build(case, "cuda")
-    schedule = schedule_for(blocks, n_q, n_k, 1, heads, "cuda")
     for by in sides.split():
         spec = TileSpec(by == "rows", 128, 128, n_q, n_k, 1, 1, 1, sms=132)
-        lists = tile_lists(schedule, spec, "cuda")
+        lists = tile_lists(schedule_of(case), spec, "cuda")
         assert lists.n_parts > 0, by  # the case is about them
     check(case, backend, "cuda")
 

@@ -7,10 +7,10 @@ from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.models.attention import make_attention
 from experiments.training import state as checkpoint
 from experiments.training.device import capture, warm_up
-from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import (
     assert_processes_train_as_one,
     journal,
+    killed_at,
     settings,
     train,
 )
@@ -155,10 +155,6 @@ def test_every_step_draws_anew(how, attention, random, tmp_path):
         assert max(found) - min(found) < 1e-6
 
 
-class Killed(BaseException):
-    """What a kill looks like from inside."""
-
-
 @pytest.mark.parametrize(
     ("attention", "task"),
     [
@@ -167,24 +163,14 @@ class Killed(BaseException):
     ],
 )
 @pytest.mark.parametrize("how", [GRAPH, COMPILED], ids=["graph", "compile+graph"])
-def test_a_run_goes_on_to_the_same_bits(how, attention, task, tmp_path, monkeypatch):
+def test_a_run_goes_on_to_the_same_bits(how, attention, task, tmp_path):
     """Of 1,024 tokens, for which gradients are added up in no fixed order without the option."""
     options = SIZES | how | {"deterministic": "true", "task__max_length": 1024}
     if task == "pathfinder32":
         del options["task__max_length"]
     for name in ("whole", "again"):
         train(tmp_path, task, attention, name=name, **options)
-    advance = Trainer.advance
-
-    def fails(trainer):
-        if trainer.step == 9:
-            raise Killed
-        advance(trainer)
-
-    monkeypatch.setattr(Trainer, "advance", fails)
-    with pytest.raises(Killed):
-        train(tmp_path, task, attention, name="cut", **options)
-    monkeypatch.setattr(Trainer, "advance", advance)
+    killed_at(9, tmp_path, task, attention, name="cut", **options)
     train(tmp_path, task, attention, name="cut", **options)
 
     def weights(name):

@@ -9,9 +9,8 @@ import masks
 import sparseflash
 from sparseflash.backends.hopper import forward
 from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
-from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
-from tests.attention_cases import LOW, Case, build, check, draw
+from tests.attention_cases import LOW, Case, check, draw, schedule_of
 from tests.gpu.random_calls import Runner
 from tests.gpu_calls import HOPPER, pairwise
 from tests.problems import problem_of
@@ -94,12 +93,8 @@ def shared(monkeypatch):
 
 def heads_of_tiles(case, device="cuda"):
     """The query heads of a tile of the forward, and the parts of split tiles of a head."""
-    blocks, _ = build(case, device)
-    schedule = None
-    if blocks is not None:
-        extents = case.n_q, case.n_k, case.batch, case.heads
-        schedule = schedule_for(blocks, *extents, device)
-    problem, facts = problem_of(*draw(case, device)[0]), schedule and schedule.facts
+    schedule, problem = schedule_of(case, device), problem_of(*draw(case, device)[0])
+    facts = schedule and schedule.facts
     tiles = forward_tiles_for(problem, facts, 132, schedule)
     lists = tile_lists(schedule, forward_spec(problem, tiles, 132), device)
     return tiles.heads, lists.n_parts

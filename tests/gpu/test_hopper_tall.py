@@ -8,9 +8,8 @@ import torch
 import masks
 import sparseflash
 from sparseflash.backends.hopper import forward
-from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
-from tests.attention_cases import LOW, Case, build, check, draw
+from tests.attention_cases import LOW, Case, build, check, draw, schedule_of
 from tests.gpu.random_calls import Runner, compare
 from tests.gpu.test_sinks import GLOBAL, HOLE, NONE
 from tests.gpu_calls import HOPPER, pairwise
@@ -39,15 +38,13 @@ def check_tall(case: Case) -> None:
 
 
 def planned(case: Case) -> forward.Forward:
-    blocks, schedule = build(case, "cuda")[0], None
-    if blocks is not None:
-        schedule = schedule_for(blocks, case.n_q, case.n_k, case.batch, case.heads, "cuda")
-    return forward.Forward(problem_of(*draw(case, "cuda")[0], blocks), schedule)
+    problem = problem_of(*draw(case, "cuda")[0], build(case, "cuda")[0])
+    return forward.Forward(problem, schedule_of(case))
 
 
-@pairwise({"length": LENGTHS, "head_dim": [40, 48, 56, 64], "dtype": LOW})
-def test_dense(length, head_dim, dtype):
-    check_tall(Case(length, length, head_dim, dtype, max_scores=True))
+@pairwise({"length": LENGTHS, "head_dim": [40, 48, 56, 64], "dtype": LOW, "sink": [False, True]})
+def test_dense(length, head_dim, dtype, sink):
+    check_tall(Case(length, length, head_dim, dtype, max_scores=True, sink=sink))
 
 
 @pairwise(
@@ -56,11 +53,13 @@ def test_dense(length, head_dim, dtype):
         "block": [(128, 128), (64, 64), (32, 16), (16, 16), (192, 128), (256, 96)],
         "head_dim": [40, 48, 56, 64],
         "dtype": LOW,
+        "sink": [False, True],
     }
 )
-def test_masks(mask, block, head_dim, dtype):
+def test_masks(mask, block, head_dim, dtype, sink):
+    options = {"mask": mask, "block_size": block, "sink": sink, "max_scores": sink}
     for n_q, n_k in ((1000, 1000), (193, 1900), (1900, 130)):
-        check_tall(Case(n_q, n_k, head_dim, dtype, mask=mask, block_size=block))
+        check_tall(Case(n_q, n_k, head_dim, dtype, **options))
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.local(500)], ids=str)
@@ -99,11 +98,9 @@ PARTS = {
 
 @pairwise({"name": PARTS, "sink": [False, True], "head_dim": [48, 64]})
 def test_rows_in_parts(name, sink, head_dim):
-    case = replace(PARTS[name], head_dim=head_dim, dtype=torch.bfloat16)
-    case = replace(case, sink=sink, max_scores=True)
-    blocks, _ = build(case, "cuda")
-    schedule = schedule_for(blocks, case.n_q, case.n_k, case.batch, case.heads, "cuda")
-    assert tile_lists(schedule, planned(case).specs[0], "cuda").n_parts > 0
+    options = {"dtype": torch.bfloat16, "sink": sink, "max_scores": True}
+    case = replace(PARTS[name], head_dim=head_dim, **options)
+    assert tile_lists(schedule_of(case), planned(case).specs[0], "cuda").n_parts > 0
     check_tall(case)
 
 
@@ -119,13 +116,6 @@ def test_rows_with_nothing(mask, block, sink, head_dim):
     """In whole tiles of them, and beside rows that attend to something."""
     options = {"mask": mask, "block_size": block, "sink": sink, "max_scores": True}
     check_tall(Case(1000, 1000, head_dim, torch.float16, **options))
-
-
-@pytest.mark.parametrize("head_dim", [48, 64])
-@pytest.mark.parametrize("mask", [None, STRUCTURED])
-def test_sinks(mask, head_dim):
-    for n in (100, 1000):
-        check_tall(Case(n, n, head_dim, torch.bfloat16, mask=mask, sink=True, max_scores=True))
 
 
 @pytest.mark.parametrize("head_dim", [48, 64])

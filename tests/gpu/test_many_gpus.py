@@ -53,15 +53,25 @@ def attend(mask: Any, q: Any, k: Any, v: Any, dout: Any, dlse: Any, **options: A
     return [out.detach(), lse.detach(), q.grad, k.grad, v.grad]
 
 
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator("cuda").manual_seed(seed)
+
+
+def drawn(
+    g: Any, n: int, heads: int, kv_heads: int, dim: int, dim_v: int = 0, dtype: Any = torch.bfloat16
+) -> list[Any]:
+    """q, k, v, dout and dlse."""
+    shapes = (heads, dim), (kv_heads, dim), (kv_heads, dim_v or dim), (heads, dim_v or dim)
+    qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").to(dtype) for h, d in shapes]
+    return [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+
+
 def families(rank: int, n: int) -> None:
     for i, (name, family) in enumerate(FAMILIES.items()):
         heads, kv_heads = (8, 8) if i % 2 else (16, 8)
         dim, dim_v = ((64, 64), (128, 128), (64, 128))[i % 3]
         dtype = torch.float16 if i % 4 == 3 else torch.bfloat16
-        g = torch.Generator("cuda").manual_seed(i)
-        shapes = (heads, dim), (kv_heads, dim), (kv_heads, dim_v), (heads, dim_v)
-        qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").to(dtype) for h, d in shapes]
-        given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+        given = drawn(generator(i), n, heads, kv_heads, dim, dim_v, dtype)
         mask = family(n)
         exact = attend(mask, *(x.double() for x in given), backend="reference")
         one = [relative_error(a, b) for a, b in zip(attend(mask, *given), exact, strict=True)]
@@ -87,11 +97,8 @@ def test_every_family_equals_one_gpu(n):
 
 def placed(rank: int, n: int) -> None:
     """Dropout and score functions, which go by places in the sequence."""
-    heads, kv_heads, dim = 16, 8, 64
-    g = torch.Generator("cuda").manual_seed(0)
-    shapes = (heads, dim), (kv_heads, dim), (kv_heads, dim), (heads, dim)
-    qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").bfloat16() for h, d in shapes]
-    given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+    heads, kv_heads, g = 16, 8, generator(0)
+    given = drawn(g, n, heads, kv_heads, 64)
     drop = {"dropout_p": 0.3, "seed": 2**40 + 9}
     relative = sparseflash.score_rules.relative(40)
     bias = torch.randn(heads, 81, generator=g, device="cuda")
@@ -139,10 +146,7 @@ def grid(rank: int, n: int) -> None:
     """Two groups of ranks share the heads, and each the tokens."""
     mesh = init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("heads", "cp"))
     heads, kv_heads = 16, 8
-    g = torch.Generator("cuda").manual_seed(0)
-    shapes = (heads, 64), (kv_heads, 64), (kv_heads, 64), (heads, 64)
-    qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").bfloat16() for h, d in shapes]
-    given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+    given = drawn(generator(0), n, heads, kv_heads, 64)
     for name in ("causal", "longformer", "random by head", "documents"):
         mask = FAMILIES[name](n)
         exact = attend(mask, *(x.double() for x in given), backend="reference")
@@ -171,11 +175,8 @@ def selectors(rank: int, n: int) -> None:
         select.moba(256, 2),
         select.nsa(4, 64, 128, first=1, own=2),
     )):  # fmt: skip
-        heads, kv_heads, dim = 8, (4, 8)[i % 2], (64, 128)[i // 2]
-        g = torch.Generator("cuda").manual_seed(i)
-        shapes = (heads, dim), (kv_heads, dim), (kv_heads, dim), (heads, dim)
-        qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").bfloat16() for h, d in shapes]
-        given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+        heads, kv_heads = 8, (4, 8)[i % 2]
+        given = drawn(generator(i), n, heads, kv_heads, (64, 128)[i // 2])
         exact = attend(selector(*given[:2]), *(x.double() for x in given), backend="reference")
         for owner in ("zigzag", "contiguous"):
             cp: Any = context_parallel(
@@ -199,14 +200,11 @@ def test_selectors_equal_one_gpu(n):
 def choosing(rank: int, steps: int) -> None:
     """Each step chooses other blocks, and so receives others; the host waits once a call."""
     n, heads, kv_heads = 4096, 8, 4
-    g = torch.Generator("cuda").manual_seed(0)
-    memory, plans = [], []
+    g, memory, plans = generator(0), [], []
     for step in range(steps):
         moba = select.moba(256, 2, capacity=2**14)  # without, it waits to count partial blocks
         selector = (select.top_k(3, within=masks.causal()), moba)[step % 2]
-        shapes = (heads, 64), (kv_heads, 64), (kv_heads, 64), (heads, 64)
-        qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").bfloat16() for h, d in shapes]
-        given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+        given = drawn(g, n, heads, kv_heads, 64)
         if step < 2:
             made = {"heads": heads, "kv_heads": kv_heads, "owner": "zigzag"}
             plans.append(context_parallel(None, selector, n, route="keys", **made))
@@ -222,7 +220,7 @@ def choosing(rank: int, steps: int) -> None:
             assert len(waits) <= 1, waits
         found = attend(cp, *own)
         if step % 40 < 2:
-            exact = attend(selector(*qkv[:2]), *given)
+            exact = attend(selector(*given[:2]), *given)
             near = (found[0] - cp.shard(exact[0], 2)).abs().amax(-1) < 0.05
             assert near.double().mean() > 0.995, (step, near.double().mean())
             again = attend(cp, *own, deterministic=True), attend(cp, *own, deterministic=True)
@@ -240,8 +238,7 @@ def test_two_hundred_steps_of_changing_selections():
 def changing(rank: int, steps: int) -> None:
     """Each step has other documents, and so another plan."""
     n, heads = 4096, 4
-    rng = np.random.default_rng(0)
-    g = torch.Generator("cuda").manual_seed(0)
+    rng, g = np.random.default_rng(0), generator(0)
     given = [torch.randn(1, heads, n, 64, generator=g, device="cuda").bfloat16() for _ in range(4)]
     given.append(torch.randn(1, heads, n, generator=g, device="cuda"))
     memory = []

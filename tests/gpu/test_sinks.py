@@ -10,10 +10,18 @@ import masks
 import sparseflash
 from sparseflash import score_rules
 from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
-from sparseflash.schedule.blocks import schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
 from sparseflash.testing import logits, relative_error
-from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, build, check, draw, random_case
+from tests.attention_cases import (
+    DTYPES,
+    GPU_LENGTHS,
+    LOW,
+    Case,
+    check,
+    draw,
+    random_case,
+    schedule_of,
+)
 from tests.gpu_calls import GPU, MASK, SAME_BITS, captured, inputs, pairwise
 from tests.problems import problem_of
 from tests.sparseflash.score import test_triton
@@ -60,9 +68,7 @@ def test_rows_in_parts(name, head_dim, sink, max_scores, deterministic, backend)
 
 def parts(case: Case, device: str) -> int:
     """In how many parts the forward of hopper takes split rows, on a GPU with 132 processors."""
-    problem = problem_of(*draw(case, device)[0])
-    extents = case.n_q, case.n_k, case.batch, case.heads
-    schedule = schedule_for(build(case, device)[0], *extents, device)
+    problem, schedule = problem_of(*draw(case, device)[0]), schedule_of(case, device)
     tiles = forward_tiles_for(problem, schedule.facts, 132, schedule)
     spec = forward_spec(problem, tiles, 132)
     return tile_lists(schedule, spec, device).n_parts

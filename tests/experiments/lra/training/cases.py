@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from experiments.lra import run as loop
 from experiments.lra.settings import Settings, compose_settings
 from experiments.training import run_file
 from experiments.training import state as checkpoint
+from experiments.training.step import Trainer
 from tests.processes import on_ranks
 
 TINY = {
@@ -74,6 +76,23 @@ composed = cache(compose_settings)  # Hydra takes longer over a command line tha
 
 def train(place: Path, *names: str, **changes) -> dict:
     return loop.train(settings(place, *names, **changes))
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+def killed_at(step: int, place: Path, *names: str, **changes) -> None:
+    """Train a run that ends after so many steps, with nothing written any more."""
+    advance = Trainer.advance
+
+    def fails(trainer):
+        if trainer.step == step:
+            raise Killed
+        advance(trainer)
+
+    with mock.patch.object(Trainer, "advance", fails), pytest.raises(Killed):
+        train(place, *names, **changes)
 
 
 class Trained:

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from experiments.training.step import Trainer
-from tests.experiments.lra.training.cases import Trained, assert_same, train, write_data
+from tests.experiments.lra.training.cases import Trained, assert_same, killed_at, write_data
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,27 +37,10 @@ def ran(place):
 RESULTS = ("train", "val", "test")  # kinds of lines
 
 
-class Killed(BaseException):
-    """What a kill looks like from inside."""
-
-
 @pytest.fixture
-def killed(place, monkeypatch):
-    """Trains a run that ends after three steps, with nothing written any more."""
-
-    def kill(*names, **changes):
-        advance = Trainer.advance
-
-        def fails(trainer):
-            if trainer.step == 3:
-                raise Killed
-            advance(trainer)
-
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(Trainer, "advance", fails)
-            train(place, *names, **changes)
-
-    return kill
+def killed(place):
+    """Trains a run that ends after three steps."""
+    return partial(killed_at, 3, place)
 
 
 @pytest.fixture
