@@ -36,15 +36,27 @@ def test_random_steps(seed):
         agree(random_step(seed), "triton")
 
 
-@both
-@pytest.mark.parametrize("n_q, head_dim", [(1, 40), (16, 80), (1, 256)])
-def test_head_dims(n_q, head_dim, backend):
-    agree(Step(n_q, 100, head_dim, (100, 37), LISTED, heads=2, kv_heads=1), backend)
+GROUP = {"heads": 2, "kv_heads": 1}
+STEPS = {
+    "head dim 40": Step(1, 100, 40, (100, 37), LISTED, **GROUP),
+    "head dim 80": Step(16, 100, 80, (100, 37), LISTED, **GROUP),
+    "head dim 256": Step(1, 100, 256, (100, 37), LISTED, **GROUP),
+    "more queries than it is made for": Step(40, 60, 32, (60, 9), LISTED, **GROUP, splits=2),
+    # the lists of two query blocks are two, and each query takes its own
+    **{f"at {n} of blocks of 16 x 32": Step(
+        16, 96, 32, (n,), LISTED.build(96, block_size=(16, 32)), **GROUP, splits=2
+    ) for n in (31, 32, 40)},
+    "parts without keys": Step(1, 150, 32, (150, 0), heads=1, kv_heads=1, splits=160),
+    "one part": Step(1, 150, 32, (150, 0), heads=1, kv_heads=1, splits=1),
+    # more than are merged at once, 16 where v is so wide; the largest score is in the last one
+    "40 parts": Step(1, 1100, 16, (1100,), None, 1, 1, 256, splits=40, scale=1.0, seed=26),
+}  # fmt: skip
 
 
 @both
-def test_more_queries_than_it_is_made_for(backend):
-    agree(Step(40, 60, 32, (60, 9), LISTED, heads=2, kv_heads=1, splits=2), backend)
+@pytest.mark.parametrize("name", STEPS)
+def test_steps(name, backend):
+    agree(STEPS[name], backend)
 
 
 @both
@@ -58,26 +70,6 @@ def test_pages_change_no_bit(layout, mask, backend):
     for page in (16, 48, 128, 192):
         for a, b in zip(replace(step, page=page).run(backend=backend), contiguous, strict=True):
             assert torch.equal(a, b), page
-
-
-@both
-def test_queries_of_two_query_blocks(backend):
-    """Their lists are two, and each query takes its own."""
-    blocks = LISTED.build(96, block_size=(16, 32))
-    for end in (31, 32, 40):
-        agree(Step(16, 96, 32, (end,), blocks, heads=2, kv_heads=1, splits=2), backend)
-
-
-@pytest.mark.parametrize("backend, splits", [("cpu", 256), ("triton", 1), ("triton", 20)])
-def test_parts_that_have_no_keys(splits, backend):
-    agree(Step(1, 150, 32, (150, 0), None, heads=1, kv_heads=1, splits=splits), backend)
-
-
-@both
-def test_more_parts_than_are_merged_at_once(backend):
-    """16 of them where v has 256 columns; the largest score is in the last part."""
-    step = Step(1, 1100, 16, (1100,), None, 1, 1, v_head_dim=256, splits=40, scale=1.0, seed=26)
-    agree(step, backend)
 
 
 @both
