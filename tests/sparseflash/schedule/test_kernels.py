@@ -70,16 +70,6 @@ def test_same_lists_as_in_torch(seed, monkeypatch):
         assert_same_cut(schedule, spec)
 
 
-def test_several_programs_share_a_long_list(monkeypatch):
-    monkeypatch.setattr(kernels, "_SIZE", 4)
-    codes = torch.arange(2 * 32, dtype=torch.int32, device=DEVICE).view(1, 1, 2, 32) % 3 - 1
-    bits = torch.randint(2**31 - 1, (2, 16, 1), dtype=torch.int32, device=DEVICE)
-    selection = Selection(codes, bits, 32, 512, (16, 16), max_blocks=64)
-    schedule = schedule_from_selection(selection, 32, 512, 1, 1, DEVICE)
-    spec = TileSpec(True, 16, 16, 32, 512, 1, 1, 1, 132)
-    assert_same_cut(schedule, spec)
-
-
 def test_no_room_for_any_block():
     codes = torch.full((1, 1, 2, 2), -2, dtype=torch.int32, device=DEVICE)
     bits = torch.empty(0, 64, 2, dtype=torch.int32, device=DEVICE)

@@ -4,12 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 import masks
 from sparseflash.schedule import locality as module
 from sparseflash.schedule.blocks import schedule_for
-from sparseflash.schedule.order import ordered
 from tests.sparseflash.schedule.test_tile_lists import (
     build,
     check,
@@ -146,13 +144,3 @@ def test_a_selection_of_nothing_has_bands_of_nothing(monkeypatch):
     assert not len(schedule.cols.idx)
     lists = check(schedule, dense, "cols", 1, 8, 1, major=64, minor=64, traffic=TRAFFIC)
     assert lists.n_parts == 2 * 4
-
-
-def test_an_empty_mask():
-    assert columns(~masks.dense(), n=2048, heads=8).n_parts == 0
-
-
-def test_partial_entries_are_those_of_the_first_parts():
-    n, zero = torch.tensor([[64]]), torch.tensor([[0]])
-    items = ordered(zero, n, torch.tensor([[20]]), 1, 132).items[0, :, 1:4].tolist()
-    assert items == [[0, 16, 16], [16, 16, 4], [32, 16, 0], [48, 16, 0]]

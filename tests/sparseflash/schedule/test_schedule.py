@@ -7,7 +7,7 @@ import torch
 import masks
 from sparseflash.cache import Cache
 from sparseflash.schedule import blocks as schedule_module
-from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors, schedule_for
+from sparseflash.schedule.blocks import Schedule, as_tensors, schedule_for
 from tests.sparseflash.walks import random_mask, walked
 
 
@@ -54,15 +54,6 @@ def test_mask_per_head_takes_the_heads_of_q():
     check(schedule, mask.build(96, 96, 16, heads=4))
     assert schedule.heads == 4
     assert schedule_of(mask, 96, 96, 2, 2, block_size=16).heads == 2
-
-
-def test_flat_form_round_trip():
-    schedule = schedule_of(masks.causal(), 200, 200, block_size=64)
-    tensors, ints = as_tensors(schedule)
-    again = from_tensors(tensors, ints)
-    assert all(type(x) is int for x in ints)
-    assert again[3:10] == schedule[3:10] and again.dynamic and not schedule.dynamic
-    assert all(a is b for a, b in zip(as_tensors(again)[0], tensors, strict=True))
 
 
 def test_wrong_lengths_batch_and_heads_are_refused():

@@ -192,28 +192,6 @@ def test_dense():
             assert int(lists.items[..., 3].max()) == (lists.group if ragged else 0)
 
 
-def test_rows_with_nothing_in_tiles_of_192():
-    for block in (16, 64, 128, 256):
-        dense = np.zeros((1, 2, 700, 300), dtype=bool)
-        schedule = scheduled(dense, block, 1, 2)
-        assert not check(schedule, dense, "rows", 1, 2, 2, major=TALL).partial
-        dense[:, 0, 200:380] = True  # of the second tile all but the first rows and the last
-        lists = check(scheduled(dense, block, 1, 2), dense, "rows", 1, 2, 2, major=TALL)
-        assert lists.items[:, :, 2].sum(1).tolist() == [3, 0]
-
-
-def test_the_union_of_neighbours():
-    """A tile lists each key block once, and a full one is full only if it is for all queries."""
-    n = 768
-    dense = masks.causal().build(n).to_dense().reshape(1, 1, n, n)
-    for block in (64, 128, 192):
-        schedule = schedule_for(masks.causal(), n, n, 1, 1, "cpu", block)
-        lists = check(schedule, dense, "rows", major=TALL)
-        own = lists.items[0, lists.items[0, :, 0].argsort()]
-        assert own[:, 2].tolist() == [-(-TALL * (t + 1) // 128) for t in range(4)]
-        assert (own[:, 2] - own[:, 3]).tolist() == [TALL * t // 128 for t in range(4)]
-
-
 @pytest.mark.parametrize("block", [(64, 64), (16, 32), (64, 192), (128, 48), (256, 80)], ids=str)
 def test_tile_entries(block):
     """Against all pairs of a tile and a non-empty block of the other side."""
@@ -344,19 +322,6 @@ def test_slices_of_unlike_counts_are_padded():
     assert lists.n_parts == 4 and lists.n_items == 11
     assert (lists.items[1, :, 0] == -1).sum() == 3
     assert lists.merge.tolist() == [[[0, 0, 4, 0]], [[-1, 0, 0, 0]]]
-
-
-@pytest.mark.parametrize("mask", [None, masks.local(2**20)], ids=str)
-def test_few_long_rows_are_split(mask):
-    """Two query tiles against 64 key tiles."""
-    n_q, n_k = 200, 64 * 128
-    schedule = None if mask is None else schedule_for(mask, n_q, n_k, 1, 1, "cpu")
-    dense = np.ones((1, 1, n_q, n_k), dtype=bool)
-    lists = check(schedule, dense, "rows")
-    assert lists.n_parts == lists.n_items == 2 * 4 and (lists.items[..., 2] == 16).all()
-    if mask is None:
-        assert check(schedule, dense.swapaxes(2, 3), "cols").n_parts == 8
-    assert build(schedule, "rows", n_q, n_k, 1, 40, 40).n_parts == 0  # 80 fill the processors
 
 
 def test_equal_tiles_have_their_bits_once():
