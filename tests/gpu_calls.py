@@ -1,6 +1,7 @@
 """What the tests on a GPU share: where they run, inputs, calls with gradients, equality."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, combinations, product
 
@@ -55,6 +56,16 @@ def captured(step):
     with torch.cuda.graph(graph):
         results = step()
     return graph, results
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """What makes the host wait for the GPU is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def assert_equal(actual, expected, tolerance=None):

@@ -8,7 +8,7 @@ import sparseflash
 from sparseflash.testing import assert_close
 from tests.attention_cases import LOW
 from tests.decode_cases import Step, random_step
-from tests.gpu_calls import GPU
+from tests.gpu_calls import GPU, no_waiting
 
 pytestmark = GPU
 
@@ -80,8 +80,5 @@ def test_decode_graph_serves_growing_lengths():
 def test_decode_waits_for_nothing():
     call, _ = decode_step()
     call()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

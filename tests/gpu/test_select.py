@@ -11,7 +11,7 @@ from sparseflash import packed, select
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.schedule.blocks import as_tensors
 from sparseflash.testing import make_qkv, relative_error
-from tests.gpu_calls import GPU, IS_HOPPER, captured, inputs, pairwise
+from tests.gpu_calls import GPU, IS_HOPPER, captured, inputs, no_waiting, pairwise
 from tests.packing_cases import assert_packings, errors_of_packings, packings
 from tests.problems import problem_of, refusal
 
@@ -77,11 +77,8 @@ def test_attention_without_waiting(name, n, backend):
 
     step()  # compiles, and copies the static masks
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         picked, out, grads = step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     exact = [t.detach().float().requires_grad_() for t in (q, k, v)]
     expected = sparseflash.attention(*exact, picked.to_block_mask(), backend="reference")
     assert isinstance(expected, torch.Tensor)
@@ -180,11 +177,8 @@ def test_packings_in_a_cuda_graph(name):
             )
             assert isinstance(expected, torch.Tensor)
             assert relative_error(results[2], expected) < 2e-2
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting():
             step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

@@ -119,48 +119,35 @@ def test_more_partial_blocks_than_room_are_an_error():
         from_spans(apart([(0 * token, token + 1)], 64), (16, 16), room=3, max_blocks=16)
 
 
+BY_ENTRY = masks.documents([[60, N - 60], [N]])
+OF_LAYERS = {  # a mask, key heads, and the offsets of a packing of each entry, or of one for all
+    "none": (None, 1, [[0, 20, N], [0, 30, N]]),
+    "blocks": (masks.sliding(40).build(N), 1, [[0, 20, N], [0, 30, N]]),
+    "heads": (masks.heads(masks.sliding(40), masks.local(9)), 2, [0, 20, N]),
+    "both": (BY_ENTRY & masks.random_blocks(0.5, block=16, per_head=True), 2, [0, 20, N]),
+}
+
+
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("mask", [None, masks.sliding(40).build(N)], ids=str)
-def test_a_layer_takes_a_packed_mask(mask):
-    """Every document has the output that it has alone; compiled too, after any kind of mask."""
-    layer = sparseflash.BlockSparseAttention(32, 2, kv_heads=1, mask=mask).double()
-    alone = sparseflash.BlockSparseAttention(32, 2, kv_heads=1, mask="causal & local(39)").double()
-    alone.load_state_dict(layer.state_dict())
+@pytest.mark.parametrize("mask, kv_heads, offsets", OF_LAYERS.values(), ids=OF_LAYERS)
+def test_a_layer_takes_a_packed_mask(mask, kv_heads, offsets):
+    """What both allow; compiled too, after any kind of mask."""
+    layer = sparseflash.BlockSparseAttention(32, 2, kv_heads=kv_heads, mask=mask).double()
     x = torch.randn(2, N, 32, dtype=torch.float64)
-    packing = packed.documents(torch.tensor([[0, 20, N], [0, 30, N]]), N, causal=True)
+    packing = packed.documents(torch.tensor(offsets), N, causal=True)
     found = layer(x, lengths=packing)
     assert torch.equal(layer(x, lengths=layer.plan(packing, N)), found)
-    assert_close(found[0, :20], alone(x[:1, :20])[0], name="out")
-    if mask is None:
-        return  # a document longer than the window of `alone`
-    assert_close(found[1, 30:], alone(x[1:, 30:])[0], name="out")
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(x, lengths=packing), found, name="compiled")
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        compiled(x, lengths=packing)
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize(
-    "mask",
-    [
-        masks.heads(masks.sliding(40), masks.local(9)),
-        masks.documents([[60, N - 60], [N]]) & masks.random_blocks(0.5, block=16, per_head=True),
-    ],
-    ids=["heads", "both"],
-)
-def test_a_layer_whose_mask_is_wider_takes_a_packed_mask(mask):
-    """One packing for the masks of all heads and batch entries, compiled too."""
-    layer = sparseflash.BlockSparseAttention(32, 2, mask=mask).double()
-    x = torch.randn(2, N, 32, dtype=torch.float64)
-    packing = packed.documents(torch.tensor([0, 20, N]), N, causal=True)
-    found = layer(x, lengths=packing)
-    allowed = packing.to_block_mask().to_dense() & mask.build(N, heads=2).to_dense()
+    allowed = packing.to_block_mask().to_dense()
+    if mask is not None:
+        blocks = mask if isinstance(mask, masks.BlockMask) else mask.build(N, heads=2)
+        allowed = allowed & blocks.to_dense()
     layer.mask = masks.mask_from(allowed)
     assert_close(found, layer(x), name="out")
     layer.mask = mask
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert_close(compiled(x, lengths=packing), found, name="compiled")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled(x, lengths=packing)
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
