@@ -77,6 +77,13 @@ def empty_cache():
 
 
 @pytest.fixture
+def no_interpreter(monkeypatch):
+    """Calls on a CPU take its own backend, as a user's do, not Triton's interpreter."""
+    # not the environment: kernels, and this answer, keep what holds when they are imported
+    monkeypatch.setattr("sparseflash.backends.triton.interpreted", lambda: False)
+
+
+@pytest.fixture
 def fresh_dynamo():
     torch._dynamo.reset()
     yield
@@ -87,13 +94,11 @@ def fresh_dynamo():
 def own_patterns():
     """Patterns that a test registers are forgotten after it."""
     from masks.registry import PATTERNS
-    from sparseflash import clear_cache
 
     before = dict(PATTERNS)
     yield
     PATTERNS.clear()
     PATTERNS.update(before)
-    clear_cache()
 
 
 @pytest.fixture

@@ -36,14 +36,6 @@ def inputs(length=512, dtype=torch.bfloat16, head_dim=64, **options):
     return make_qkv(2, 4, length, length, head_dim, dtype=dtype, device="cuda", **options)
 
 
-def run(function, qkv, *rest, **options):
-    """Output and gradients, with a cotangent that is not constant."""
-    qkv = [t.detach().requires_grad_() for t in qkv]
-    out = function(*qkv, *rest, **options)
-    weight = torch.linspace(-1, 2, out.numel(), device=out.device).view(out.shape).to(out.dtype)
-    return out.detach(), *torch.autograd.grad(out, qkv, weight)
-
-
 def captured(step):
     """A graph of `step`, and what its replays leave in the results of `step`."""
     stream = torch.cuda.Stream()

@@ -206,13 +206,16 @@ def check_decode(seed: int, backend: str, device: str = "cpu", **options: Any) -
 EXTENTS = 1, 17, 32, 48, 64, 96, 100
 
 
-def attention(seed: int, backend: str, device: str, dtypes: tuple[torch.dtype, ...]) -> None:
+def attention(
+    seed: int, backend: str, device: str, dtypes: tuple[torch.dtype, ...],
+    extents: tuple[int, ...] = EXTENTS, **options: Any,
+) -> None:  # fmt: skip
     """Output, LSE and gradients of a random mask."""
     dims = HEAD_DIMS if backend == "triton" else tuple(d for d in HEAD_DIMS if d % 8 == 0)
-    case = replace(random_case(seed, EXTENTS, dims, dtypes), dropout_p=0.0)
+    case = replace(random_case(seed, extents, dims, dtypes), dropout_p=0.0)
     qkv, dout, _ = draw(case, device)
     blocks, _ = build(case, device)
-    _check(qkv, dout, blocks, backend)
+    _check(qkv, dout, blocks, backend, **options)
 
 
 def picks(seed: int, device: str, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -229,10 +232,12 @@ def picks(seed: int, device: str, dtypes: tuple[torch.dtype, ...]) -> None:
     _check((q, k, v), dout, chosen, "triton")
 
 
-def _check(qkv: tuple[Tensor, ...], dout: Tensor, mask: Any, backend: str) -> None:
+def _check(
+    qkv: tuple[Tensor, ...], dout: Tensor, mask: Any, backend: str, deterministic: bool = True
+) -> None:
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
-        options = {"return_lse": True, "backend": backend, "deterministic": True}
+        options = {"return_lse": True, "backend": backend, "deterministic": deterministic}
         out, lse = sparseflash.attention(q, k, v, mask, **options)
         return out, lse, *torch.autograd.grad(out, (q, k, v), tensors[3])
 

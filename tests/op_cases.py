@@ -44,12 +44,12 @@ def exact(q, k, v, mask=MASK, **options) -> tuple[Tensor, Tensor]:
     return oracle(q, k, v, dense, **options)
 
 
-def run(function, qkv, *rest):
+def run(function, qkv, *rest, **options):
     """Output and gradients, with a cotangent that is not constant."""
     qkv = detached(qkv)
-    out = function(*qkv, *rest)
-    weight = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
-    return out.detach(), *torch.autograd.grad((out * weight).sum(), qkv)
+    out = function(*qkv, *rest, **options)
+    weight = torch.linspace(-1, 2, out.numel(), device=out.device).view(out.shape).to(out.dtype)
+    return out.detach(), *torch.autograd.grad(out, qkv, weight)
 
 
 def assert_same(actual, expected, tolerance=1e-6):

@@ -27,10 +27,7 @@ PAGES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def as_a_reader(monkeypatch):
-    """Take the backend that a reader without a GPU has."""
-    monkeypatch.setattr("sparseflash.backends.triton.interpreted", lambda: False)
+pytestmark = pytest.mark.usefixtures("no_interpreter")  # as a reader without a GPU
 
 
 @pytest.mark.usefixtures("own_patterns")  # some pages define patterns

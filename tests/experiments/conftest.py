@@ -10,7 +10,6 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource as ConfigSource,
 )
 
-import sparseflash
 from experiments.common.figures import RC
 
 
@@ -77,13 +76,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def no_interpreter(monkeypatch):
-    """Calls on a CPU take its own backend, as a user's do, not Triton's interpreter."""
-    # not the environment: kernels, and this answer, keep what holds when they are imported
-    monkeypatch.setattr("sparseflash.backends.triton.interpreted", lambda: False)
-    sparseflash.clear_cache()
-    yield
-    sparseflash.clear_cache()

@@ -12,7 +12,8 @@ import sparseflash
 from experiments.bench.step import peak_extra_mib
 from sparseflash.schedule.blocks import as_tensors, schedule_for
 from sparseflash.testing import make_qkv, relative_error
-from tests.gpu_calls import GPU, MASK, MIB, SAME_BITS, assert_equal, inputs, need_memory, run
+from tests.gpu_calls import GPU, MASK, MIB, SAME_BITS, assert_equal, inputs, need_memory
+from tests.op_cases import run
 
 pytestmark = [*GPU, pytest.mark.usefixtures("empty_gpu")]
 

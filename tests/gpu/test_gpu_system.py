@@ -9,18 +9,8 @@ from sparseflash.backends.registry import NAMES
 from sparseflash.cache import cache
 from sparseflash.problem import Options
 from sparseflash.testing import assert_close, make_qkv, oracle
-from tests.gpu_calls import (
-    EPS,
-    GPU,
-    LOW,
-    MASK,
-    SAME_BITS,
-    assert_equal,
-    captured,
-    inputs,
-    pairwise,
-    run,
-)
+from tests.gpu_calls import EPS, GPU, LOW, MASK, SAME_BITS, assert_equal, captured, inputs, pairwise
+from tests.op_cases import run
 
 pytestmark = GPU
 
@@ -190,7 +180,6 @@ def churn(count=8):
 @pytest.mark.parametrize("how", ["captured", "on another stream"])
 def test_lists_outlive_the_cache(how, monkeypatch, backend):
     """As long as a graph that was captured with them, or a stream that is not done."""
-    sparseflash.clear_cache()
     monkeypatch.setattr(cache, "max_entries", 2)
     static, options = inputs(1000), SAME_BITS | {"backend": backend}
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import masks
-import sparseflash
 from sparseflash.backends.hopper import forward
 from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
 from sparseflash.schedule.tile_lists import tile_lists
@@ -84,11 +83,8 @@ APART = {  # beside them, groups and masks for which each head has tiles of its 
 @pytest.fixture(autouse=True)
 def shared(monkeypatch):
     """Also at head dims up to 64 where rows are short, or alike enough for three consumers."""
-    sparseflash.clear_cache()
     monkeypatch.setattr(forward, "TALL_GAIN", 0)
     monkeypatch.setattr(forward, "SHARED_KEYS", 0)
-    yield
-    sparseflash.clear_cache()
 
 
 def heads_of_tiles(case, device="cuda"):

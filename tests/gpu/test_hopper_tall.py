@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import masks
-import sparseflash
 from sparseflash.backends.hopper import forward
 from sparseflash.schedule.tile_lists import tile_lists
 from tests.attention_cases import LOW, Case, build, check, draw, schedule_of
@@ -24,12 +23,9 @@ LENGTHS = [1, 64, 100, 191, 192, 193, 383, 384, 385, 1000, 5000]
 
 @pytest.fixture(autouse=True)
 def tall(monkeypatch):
-    """Tiles of 192 queries wherever there is a kernel for them, in plans of this test alone."""
-    sparseflash.clear_cache()
+    """Tiles of 192 queries wherever there is a kernel for them."""
     monkeypatch.setattr(forward, "TALL_GAIN", 1e9)
     monkeypatch.setattr(forward, "TALL_KEYS", 0)
-    yield
-    sparseflash.clear_cache()
 
 
 def check_tall(case: Case) -> None:

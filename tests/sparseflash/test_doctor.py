@@ -4,12 +4,8 @@ import pytest
 import torch
 
 from sparseflash import doctor
-from sparseflash.backends import triton
 
-
-@pytest.fixture(autouse=True)
-def without_interpreter(monkeypatch):
-    monkeypatch.setattr(triton, "interpreted", lambda: False)  # it remembers what it found
+pytestmark = pytest.mark.usefixtures("no_interpreter")
 
 
 def test_reports_versions_and_backends_and_passes(capsys):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import masks
 from experiments.bench.cases import CAUSAL, DENSE, Case
 from experiments.bench.peers import cudnn, fa4
 from experiments.bench.peers.fa4 import to_fa4
@@ -163,7 +162,3 @@ def test_fa4(seed: int):
         word = bits[tile][q % block_q][k % block_k // 32]
         allowed = tile == -1 or (tile >= 0 and word >> (k % block_k % 32) & 1)
         assert allowed == dense[b, h, q, k]
-
-
-def test_a_mask_without_partial_blocks_needs_no_bits():
-    assert to_fa4(masks.dense().build(100, block_size=32)).aux_tensors is None

@@ -4,6 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.lm.settings import Settings, make_settings
+from experiments.training.clock import Interrupted
+from experiments.training.train import Session
 
 LINES = "def f{0}(x):\n    return x + {0}\n"
 
@@ -12,6 +14,25 @@ LINES = "def f{0}(x):\n    return x + {0}\n"
 def without_the_interpreter(monkeypatch):
     """Attention takes the CPU backend, as in a program; Triton's interpreter is slow."""
     monkeypatch.setattr("sparseflash.backends.triton.unsupported", lambda *call: "interpreted")
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Trains a run that a signal ends at its first checkpoint from that step on."""
+
+    def end(train, settings, step=0):
+        saved = Session._save
+
+        def stop(self):
+            saved(self)
+            if self.trainer.step >= step:
+                raise Interrupted("SIGTERM")
+
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(Session, "_save", stop)
+            train(settings)
+
+    return end
 
 
 @pytest.fixture

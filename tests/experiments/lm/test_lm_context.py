@@ -11,8 +11,6 @@ import torch
 from experiments.lm import run as lm_run
 from experiments.lra import run as lra_run
 from experiments.training import run_file, state
-from experiments.training.clock import Interrupted
-from experiments.training.train import Session
 from tests.experiments.lra.training import cases
 from tests.experiments.lra.training.cases import journal, write_data
 from tests.processes import on_ranks
@@ -84,7 +82,7 @@ def test_classifiers_and_masked_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_more_processes_continue_a_run(kind, language, tmp_path, monkeypatch):
+def test_more_processes_continue_a_run(kind, language, tmp_path, interrupted):
     if kind == "lm":
         whole = language(checkpoint_every=3)
     else:  # they hide the same tokens
@@ -94,17 +92,8 @@ def test_more_processes_continue_a_run(kind, language, tmp_path, monkeypatch):
         still |= {"steps": 6, "checkpoint_every": 3, "eval_every": 3, "pretrain": "masked"}
         whole = cases.settings(tmp_path, "listops", "sparse", **still)
     RUNS[kind](whole)
-    saved = Session._save
-
-    def stop(self):
-        saved(self)
-        raise Interrupted("SIGTERM")
-
     part = replace(whole, name="part")
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "_save", stop)
-        with pytest.raises(Interrupted):
-            RUNS[kind](part)
+    interrupted(RUNS[kind], part)
     on_ranks(2, run, [(kind, replace(part, context_parallel=2))])
     assert_equal(whole.folder, part.folder)
 

@@ -20,9 +20,7 @@ from experiments.lm.run import make_model, tail, train
 from experiments.lm.settings import make_settings
 from experiments.lm.text import load_corpus
 from experiments.training import run_file
-from experiments.training.clock import Interrupted
 from experiments.training.state import load
-from experiments.training.train import Session
 
 
 def test_the_loss_decreases(settings):
@@ -41,20 +39,10 @@ MLP = {"mlp": "butterfly(16, 1)", "mlp_block": 16, "mlp_rank": 2}
 
 
 @pytest.mark.parametrize("changes", [{}, {"packed": True, "dropout": 0.1}, MLP])
-def test_a_run_continues_bit_for_bit(changes, settings, monkeypatch):
+def test_a_run_continues_bit_for_bit(changes, settings, interrupted):
     whole = train(settings(name="whole", checkpoint_every=3, **changes))["result"]
     part = settings(name="part", checkpoint_every=3, **changes)
-    saved = Session._save
-
-    def stop(self):
-        saved(self)
-        if self.trainer.step == 6:
-            raise Interrupted("SIGTERM")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "_save", stop)
-        with pytest.raises(Interrupted):
-            train(part)
+    interrupted(train, part, step=6)
     torch.manual_seed(123)
     result = train(part)["result"]
     for name in ("curve", "positions", "val_loss", "train_loss"):

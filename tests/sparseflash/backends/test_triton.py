@@ -58,14 +58,6 @@ def test_heads_side_by_side():
     check(case, "triton", "cpu")
 
 
-@pytest.fixture
-def no_plans():
-    """The cache of plans, empty before and after: plans hold the tiles they were made with."""
-    sparseflash.clear_cache()
-    yield
-    sparseflash.clear_cache()
-
-
 # The interpreter pads no head dim: 72 has the tiles of 128.
 @pytest.mark.parametrize(
     "family, head_dim",
@@ -79,7 +71,7 @@ def no_plans():
         ("cdna", 128),
     ],
 )
-def test_tiles_of_other_gpus(family, head_dim, monkeypatch, no_plans):
+def test_tiles_of_other_gpus(family, head_dim, monkeypatch):
     monkeypatch.setattr(backend, "family_of", lambda device: family)
     monkeypatch.setattr(tma, "has_tma", lambda device: family not in ("ampere", "cdna"))
     n, block = (150, 128) if family == "blackwell" else (90, 64)  # the others' tiles are smaller
@@ -119,12 +111,12 @@ def only_few(monkeypatch):
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_few_queries_of_many_keys(name, no_plans, only_few):
+def test_few_queries_of_many_keys(name, only_few):
     check(FEW[name], "triton", "cpu")
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1e30])
-def test_few_queries_some_without_a_key_beside_nan(value, no_plans, only_few):
+def test_few_queries_some_without_a_key_beside_nan(value, only_few):
     seen = torch.rand(2, 4, 3, 1300, generator=torch.Generator().manual_seed(1)) < 0.9
     seen[:, :2, 1] = False
     case = Case(3, 1300, 16, batch=2, mask=masks.mask_from(seen.numpy()), sink=True, **GROUPED)
@@ -136,7 +128,7 @@ def position(s, b, h, q, k, n_q, n_k, row, far):
     return s * row[b, q] - far[h] * abs(k - q + n_q - n_k) / n_k
 
 
-def test_few_queries_of_selections_with_a_score_and_lengths(no_plans, only_few):
+def test_few_queries_of_selections_with_a_score_and_lengths(only_few):
     """Against the reference in float64. One plan serves all selections, and keeps none."""
     tables = torch.randn(2, 3), torch.rand(4)
     for seed in range(2):
@@ -165,7 +157,7 @@ def lines(rng: random.Random, n: int) -> masks.Mask:
 
 
 @pytest.mark.parametrize("seed", [4, 5, 7, 9, 12, 13, 15, 17])  # they have enough to copy
-def test_copies_of_single_keys(seed, monkeypatch, no_plans):
+def test_copies_of_single_keys(seed, monkeypatch):
     monkeypatch.setattr(layouts, "PAIRS_PER_COPY", 0)
     rng = random.Random(seed)
     n, kv_heads = rng.randrange(200, 300), rng.choice([1, 2])
@@ -182,7 +174,7 @@ def test_copies_of_single_keys(seed, monkeypatch, no_plans):
     assert all(isinstance(plan.run_forward, layouts.CopiesForward) for plan in plans())
 
 
-def test_copies_spread_no_nan(monkeypatch, no_plans):
+def test_copies_spread_no_nan(monkeypatch):
     monkeypatch.setattr(layouts, "PAIRS_PER_COPY", 0)
     mask = masks.keys_at((40, 90, 130)).build(200, 200, 16)
     q, k, v = make_qkv(1, 1, 200, 200, 16, requires_grad=True)
@@ -194,7 +186,7 @@ def test_copies_spread_no_nan(monkeypatch, no_plans):
     assert all(t.isfinite().all() for t in (out, *gradients))
 
 
-def test_copies_where_they_save_time(no_plans):
+def test_copies_where_they_save_time():
     """Verticals at a few hundred places need copies; other masks, and short sequences, do not."""
     columns, n = tuple(range(50, 8192, 37)), 8192
     lone, near = masks.vertical_slash(columns, tuple(range(512))), masks.local(256)

@@ -154,7 +154,6 @@ def test_other_layouts_have_steps_of_their_own(backend):
         (k_paged, v_paged, {"block_table": wide}),
         (k_paged, v_paged, {"block_table": wide[:, :3]}),
     ]
-    sparseflash.clear_cache()
     for count, (keys, values, options) in enumerate(calls, 1):
         for _ in range(2):
             sparseflash.decode(q, keys, values, backend=backend, **options)

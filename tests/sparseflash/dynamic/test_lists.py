@@ -9,8 +9,8 @@ import sparseflash
 from masks import BlockLists
 from sparseflash import select
 from sparseflash.dynamic.lists import block_lists, schedule_from_selection
-from sparseflash.schedule.blocks import as_tensors, from_tensors, schedule_for
-from sparseflash.testing import assert_close, make_qkv
+from sparseflash.schedule.blocks import as_tensors, from_tensors
+from sparseflash.testing import make_qkv
 from tests.sparseflash.walks import walked
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,15 +70,6 @@ def run(q, k, v, mask, backend):
     return out, *torch.autograd.grad(out, leaves, dout)
 
 
-def test_attention_in_triton():
-    pytest.importorskip("triton")
-    qkv = make_qkv(1, 2, 50, 50, 16, kv_heads=1, device=DEVICE)
-    picked = select.top_k(2, block_size=16)(*qkv[:2]) & masks.causal() | masks.sliding(3)
-    expected = run(*qkv, picked.to_block_mask(), "reference")
-    for a, b, what in zip(run(*qkv, picked, "triton"), expected, "oqkv", strict=True):
-        assert_close(a, b.double(), name=what)
-
-
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_plan_stands_for_its_selection(backend):
     q, k, v = make_qkv(2, 4, 75, 75, 16, kv_heads=2)
@@ -102,12 +93,3 @@ def test_selection_of_other_inputs_is_refused():
     for device in ("meta", "cpu:1"):
         with pytest.raises(ValueError, match=f"the selection is on cpu, q on {device}"):
             schedule_from_selection(picked, 64, 64, 2, 2, device)
-
-
-def test_the_schedule_of_a_mask_is_the_same():
-    q, k, _ = make_qkv(1, 1, 80, 80, 16)
-    picked = select.top_k(1.0, block_size=16, within=masks.local(20))(q, k)
-    ours = schedule_from_selection(picked, 80, 80, 1, 1, "cpu")
-    theirs = schedule_for(masks.local(20), 80, 80, 1, 1, "cpu", 16)
-    for a, b in zip((*ours.rows, *ours.cols), (*theirs.rows, *theirs.cols), strict=True):
-        assert torch.equal(a, b)

@@ -226,7 +226,8 @@ def by_sdpa(model, blocks):
     pairs = [torch.from_numpy(mask.to_dense()) for mask in blocks]
 
     def attend(module, q, k, v, mask, **given):
-        mine = pairs[module.layer_idx if len(pairs) > 1 else 0]
+        own = [m for m in model.modules() if type(m) is type(module)]  # of the layers in order
+        mine = pairs[own.index(module) if len(pairs) > 1 else 0]
         if mask is not None:  # with biases
             mine = mask.masked_fill(~mine, torch.finfo(mask.dtype).min)
         return transformers.AttentionInterface()["sdpa"](module, q, k, v, mine, **given)

@@ -10,6 +10,7 @@ from tests.sparseflash.integrations.test_transformers import (
     WORDS,
     N,
     assert_same,
+    by_sdpa,
     padding,
     sparse,
     transformers,
@@ -208,15 +209,8 @@ def test_a_part_of_a_model():
     sparse.use(model)
     found = sparse.use(model.get_encoder(), text)(words())[0]
     assert not torch.allclose(found, sparse.use(model.get_encoder())(words())[0])
-    pairs = [masks.parse(text).layer(number).build(N).to_dense() for number in (0, 1)]
-    pairs = [torch.from_numpy(x) for x in pairs]
-
-    def attend(module, q, k, v, mask, **given):
-        number = [layer.self_attn for layer in model.get_encoder().layers].index(module)
-        return transformers.AttentionInterface()["sdpa"](module, q, k, v, pairs[number], **given)
-
-    transformers.AttentionInterface.register("by_number", attend)
-    model.get_encoder().set_attn_implementation("by_number")
+    layers = [masks.parse(text).layer(number) for number in (0, 1)]
+    by_sdpa(model.get_encoder(), [mask.build(N) for mask in layers])
     torch.testing.assert_close(found, model.get_encoder()(words())[0])
 
 
