@@ -50,6 +50,17 @@ def captured(step):
     return graph, results
 
 
+def assert_follows(step, inputs, others):
+    """A graph of `step` gives its results with the other inputs, which are written in place."""
+    graph, results = captured(step)
+    for fresh in others:
+        for old, new in zip(inputs, fresh, strict=True):
+            old.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, results, step()))
+
+
 @contextmanager
 def no_waiting() -> Iterator[None]:
     """What makes the host wait for the GPU is an error."""

@@ -126,12 +126,6 @@ ABOVE_128 = {
 }
 
 
-@pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("name", ABOVE_128)
-def test_head_dims_above_128(name, dtype, backend):
-    check(replace(ABOVE_128[name], dtype=dtype), backend, "cuda")
-
-
 @pytest.mark.parametrize("dropout_p", [0.0, 0.2])
 @pytest.mark.parametrize("head_dim, v_head_dim", [(256, 256), (192, 192), (192, 128), (128, 256)])
 def test_parts_and_whole_rows_above_head_dim_128(head_dim, v_head_dim, dropout_p, backend):
@@ -148,23 +142,11 @@ def test_parts_and_whole_rows_above_head_dim_128(head_dim, v_head_dim, dropout_p
     check(case, backend, "cuda")
 
 
-@pairwise(
-    {
-        "head_dim, v_head_dim": [
-            (72, 72),
-            (80, 80),
-            (96, 96),
-            (96, 72),
-            (72, 32),
-            (80, 64),
-            (88, 128),
-            (32, 96),
-            (128, 72),
-        ],
-        "dtype": LOW,
-        "deterministic": [False, True],
-    }
-)
+DIMS_UP_TO_96 = [(72, 72), (80, 80), (96, 96), (96, 72), (72, 32), (80, 64), (88, 128), (32, 96)]
+DIMS_UP_TO_96 += [(128, 72)]
+
+
+@pairwise({"head_dim, v_head_dim": DIMS_UP_TO_96, "dtype": LOW, "deterministic": [False, True]})
 def test_head_dims_up_to_96(head_dim, v_head_dim, dtype, deterministic, backend):
     """Hopper multiplies 96 columns of them, in two products, and of others the padded ones."""
     for mask, block in ((None, (128, 128)), (STRUCTURED, (128, 128)), (STRUCTURED, (64, 32))):
@@ -193,10 +175,13 @@ UP_TO_96 = {
 }  # fmt: skip
 
 
+OTHER_DIMS = ABOVE_128 | UP_TO_96
+
+
 @pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("name", UP_TO_96)
-def test_kinds_of_calls_at_head_dims_up_to_96(name, dtype, backend):
-    check(replace(UP_TO_96[name], dtype=dtype), backend, "cuda")
+@pytest.mark.parametrize("name", OTHER_DIMS)
+def test_kinds_of_calls_at_head_dims_up_to_96_and_above_128(name, dtype, backend):
+    check(replace(OTHER_DIMS[name], dtype=dtype), backend, "cuda")
 
 
 OF_64 = {

@@ -19,17 +19,10 @@ from tests.gpu_calls import GPU
 pytestmark = GPU
 
 SIZES = {
-    "task__max_length": 240,
-    "task__examples": "[96,32,32]",
-    "model__head_dim": 32,
-    "model__dim": 64,
-    "model__mlp_dim": 128,
-    "batch": 8,
-    "steps": 12,
-    "eval_every": 6,
-    "checkpoint_every": 6,
-    "lr": 1e-3,
-}
+    "task__max_length": 240, "task__examples": "[96,32,32]", "batch": 8, "steps": 12, "lr": 1e-3,
+    "model__head_dim": 32, "model__dim": 64, "model__mlp_dim": 128,
+    "eval_every": 6, "checkpoint_every": 6,
+}  # fmt: skip
 EAGER = {"compile": "false", "graph": "false"}
 GRAPH = {"compile": "false", "graph": "true"}
 COMPILED = {"compile": "true", "graph": "true"}

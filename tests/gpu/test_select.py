@@ -11,7 +11,7 @@ from sparseflash import packed, select
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.schedule.blocks import as_tensors
 from sparseflash.testing import make_qkv, relative_error
-from tests.gpu_calls import GPU, IS_HOPPER, captured, inputs, no_waiting, pairwise
+from tests.gpu_calls import GPU, IS_HOPPER, assert_follows, captured, inputs, no_waiting, pairwise
 from tests.packing_cases import assert_packings, errors_of_packings, packings
 from tests.problems import problem_of, refusal
 
@@ -98,16 +98,9 @@ def test_in_a_graph(name):
         schedule = schedule_from_selection(picked, 1000, 1000, 1, 4, "cuda")
         return picked.codes, as_tensors(schedule)[0][0], sparseflash.attention(q, k, v, picked)
 
+    others = [make_qkv(1, 4, 1000, 1000, 64, kv_heads=2, seed=seed) for seed in (1, 2)]
     with torch.no_grad():
-        graph, results = captured(step)
-    for seed in (1, 2):
-        fresh = make_qkv(1, 4, 1000, 1000, 64, kv_heads=2, seed=seed)
-        for old, new in zip((q, k, v), fresh, strict=True):
-            old.copy_(new)
-        graph.replay()
-        torch.cuda.synchronize()
-        for a, b in zip(results, step(), strict=True):
-            assert torch.equal(a, b)
+        assert_follows(step, (q, k, v), others)
 
 
 def test_one_million_tokens_of_codes():

@@ -289,52 +289,42 @@ def refused(rank: int, world: int) -> None:
             yield
         assert all(word in str(caught.value) for word in words), caught.value
 
-    with refuses("ranks [1]"):
-        context_parallel(None, masks.local(rank + 1), 256, block_size=SIZE)
-    with refuses("ranks [1]"):
-        context_parallel(None, mask, 256, block_size=SIZE, heads=4 + 4 * rank)
-    with refuses("route", "tokens"):
-        context_parallel(None, mask, 256, route="tokens")  # type: ignore[arg-type]
-    with refuses("owner", "nobody"):
-        context_parallel(None, mask, 256, block_size=SIZE, owner="nobody")
-    with refuses("owner", "16"):
-        context_parallel(None, mask, 256, block_size=SIZE, owner=np.zeros(3, int))
-    with refuses("route", "1 < 2"):
-        context_parallel(None, mask, 256, heads=4, kv_heads=1, route="heads")
-    with refuses("mesh", "(rank, ranks)"):
-        context_parallel((rank,), mask, 256)
-    with refuses("heads=", "per_head"):
-        context_parallel(None, masks.random_blocks(0.5, block=16, per_head=True), 256)
-    with refuses("255 x 255", "256 tokens"):
-        context_parallel(None, mask.build(255), 256)
-    with refuses("block_size=(48, 112)", "256"):
-        context_parallel(None, select.top_k(1, block_size=(48, 112)), 256, heads=4)
-    with refuses("16 blocks", "take smaller"):
-        masks.causal().partition(256, 17, 16)
-    cp = context_parallel(None, mask, 256, heads=4, kv_heads=2, block_size=SIZE)
-    q, k, v = (torch.randn(1, h, 128, 16) for h in (4, 2, 2))
+    plan: Any = partial(context_parallel, None)
+    own = partial(plan, mask, 256, heads=4, kv_heads=2)
+    cp = own(block_size=SIZE)
+    blocks = plan(mask.build(256, block_size=SIZE), 256, heads=4, kv_heads=2)
+    pair = plan(by_sequence(256), 256, heads=4, kv_heads=2)
+    q, k, v = qkv = [torch.randn(1, h, 128, 16) for h in (4, 2, 2)]
     layer = sparseflash.BlockSparseAttention(64, 4, kv_heads=2, mask=cp)
-    with refuses("the mask is a plan", "pass ints"):
-        layer(torch.zeros(1, 128, 64), lengths=sparseflash.plan(mask, q, k, v))
-    with refuses("max_scores", "heads"):
-        sparseflash.attention(q, k, v, cp, return_max_scores=True)
-    with refuses("dimension 2", "128", "255"):
-        table = torch.zeros(1, 4, 128, 256)
-        sparseflash.attention(q, k, v, cp, score=sparseflash.score_rules.pair(bias=table))
-    with refuses("lengths", "(1,)"):
-        sparseflash.attention(q, k, v, cp, lengths=[3, 4])
-    blocks = context_parallel(None, mask.build(256, block_size=SIZE), 256, heads=4, kv_heads=2)
-    with refuses("lengths", "BlockMask"):
-        sparseflash.attention(q, k, v, blocks, lengths=[3])
-    with refuses("127", "128 tokens"):
-        sparseflash.attention(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], cp)
-    with refuses("200", "256"):
-        cp.shard(torch.zeros(1, 200))
-    with refuses("200", "128"):
-        cp.unshard(torch.zeros(1, 200))
-    pair = context_parallel(None, by_sequence(256), 256, heads=4, kv_heads=2)
-    with refuses("batch 1", "2"):
-        sparseflash.attention(q, k, v, pair)
+    attend: Any = partial(sparseflash.attention, *qkv)
+    table = sparseflash.score_rules.pair(bias=torch.zeros(1, 4, 128, 256))
+    by_head = masks.random_blocks(0.5, block=16, per_head=True)
+    for words, call in (
+        (["ranks [1]"], lambda: plan(masks.local(rank + 1), 256, block_size=SIZE)),
+        (["ranks [1]"], lambda: plan(mask, 256, block_size=SIZE, heads=4 + 4 * rank)),
+        (["route", "tokens"], lambda: plan(mask, 256, route="tokens")),
+        (["owner", "nobody"], lambda: plan(mask, 256, block_size=SIZE, owner="nobody")),
+        (["owner", "16"], lambda: plan(mask, 256, block_size=SIZE, owner=np.zeros(3, int))),
+        (["route", "1 < 2"], lambda: plan(mask, 256, heads=4, kv_heads=1, route="heads")),
+        (["mesh", "(rank, ranks)"], lambda: context_parallel((rank,), mask, 256)),
+        (["heads=", "per_head"], lambda: plan(by_head, 256)),
+        (["255 x 255", "256 tokens"], lambda: plan(mask.build(255), 256)),
+        (["block_size=(48, 112)", "256"],
+         lambda: plan(select.top_k(1, block_size=(48, 112)), 256, heads=4)),
+        (["16 blocks", "take smaller"], lambda: mask.partition(256, 17, 16)),
+        (["the mask is a plan", "pass ints"],
+         lambda: layer(torch.zeros(1, 128, 64), lengths=sparseflash.plan(mask, *qkv))),
+        (["max_scores", "heads"], lambda: attend(cp, return_max_scores=True)),
+        (["dimension 2", "128", "255"], lambda: attend(cp, score=table)),
+        (["lengths", "(1,)"], lambda: attend(cp, lengths=[3, 4])),
+        (["lengths", "BlockMask"], lambda: attend(blocks, lengths=[3])),
+        (["127", "128 tokens"], lambda: sparseflash.attention(*(x[:, :, 1:] for x in qkv), cp)),
+        (["200", "256"], lambda: cp.shard(torch.zeros(1, 200))),
+        (["200", "128"], lambda: cp.unshard(torch.zeros(1, 200))),
+        (["batch 1", "2"], lambda: attend(pair)),
+    ):  # fmt: skip
+        with refuses(*words):
+            call()
     cap, other = sparseflash.score_rules.softcap(3.0), sparseflash.score_rules.softcap(4.0)
     apart: list[dict[str, Any]] = [
         {"scale": 1.0 + rank},
@@ -462,6 +452,19 @@ def planned_elsewhere(rank: int, world: int) -> None:
         call.on(other)
 
 
+def taken_gradients(module: nn.Module) -> list[torch.Tensor]:
+    exact = [cast(torch.Tensor, p.grad) for p in module.parameters()]
+    module.zero_grad()
+    return exact
+
+
+def agree_in_sum(module: nn.Module, exact: list[torch.Tensor]) -> None:
+    """Each rank has the share of its own tokens."""
+    for p, grad in zip(module.parameters(), exact, strict=True):
+        dist.all_reduce(p.grad)
+        assert p.grad is not None and close(p.grad, grad, 1e-9)
+
+
 def layers(rank: int, world: int) -> None:
     """The layer with rotary positions."""
     n, mask = 256, masks.sliding(50)
@@ -472,17 +475,14 @@ def layers(rank: int, world: int) -> None:
     x = torch.randn(2, n, 32, dtype=torch.float64)
     want = layer(x)
     want.square().sum().backward()
-    exact = [cast(torch.Tensor, p.grad).clone() for p in layer.parameters()]
-    layer.zero_grad()
+    exact = taken_gradients(layer)
     layer.mask = context_parallel(
         None, mask, n, heads=4, kv_heads=2, block_size=SIZE, owner="zigzag"
     )
     found = layer(layer.mask.shard(x))
     assert close(layer.mask.unshard(found), want.detach(), 1e-11)
     found.square().sum().backward()
-    for p, grad in zip(layer.parameters(), exact, strict=True):
-        dist.all_reduce(p.grad)
-        assert p.grad is not None and close(p.grad, grad, 1e-9)
+    agree_in_sum(layer, exact)
 
 
 class Block(nn.Module):
@@ -545,8 +545,7 @@ def models(rank: int, world: int) -> None:
     labels = torch.cat([ids[:, 1:], torch.full((1, 1), -100)], 1)
     want = model(ids, labels=ids)
     want.loss.backward()
-    exact = [cast(torch.Tensor, p.grad).clone() for p in model.parameters()]
-    model.zero_grad()
+    exact = taken_gradients(model)
     cp = context_parallel(None, masks.causal(), n, heads=2, kv_heads=1, block_size=SIZE)
     use(model, context=cp)
     own = {"input_ids": cp.shard(ids), "position_ids": cp.positions()[None]}
@@ -557,9 +556,7 @@ def models(rank: int, world: int) -> None:
     dist.all_reduce(loss)
     assert close(loss, want.loss.detach(), 1e-9)
     out.loss.backward()
-    for p, grad in zip(model.parameters(), exact, strict=True):
-        dist.all_reduce(p.grad)
-        assert p.grad is not None and close(p.grad, grad, 1e-9)
+    agree_in_sum(model, exact)
     with pytest.raises(ValueError, match="padding, a"):
         model(**own, attention_mask=torch.arange(cp.tokens)[None] > 9)
     with pytest.raises(ValueError, match="position_ids"):

@@ -67,30 +67,33 @@ def test_language_models(language):
     compare([("lm", each) for each in runs], 4)
 
 
-def test_classifiers_and_masked_tokens(tmp_path):
+@pytest.fixture
+def classifier(tmp_path):
+    """Settings of a classifier of a moment, with changes."""
     (tmp_path / "data").mkdir()
     write_data(tmp_path / "data")
     still: Any = {"model__dropout": 0, "model__attention_dropout": 0, "steps": 6, "name": "one"}
+    return lambda *names, **changes: cases.settings(tmp_path, *names, **still | changes)
+
+
+def test_classifiers_and_masked_tokens(classifier):
     lra = [
-        cases.settings(tmp_path, "listops", "sparse", model__layers=2, **still),  # padded
-        cases.settings(tmp_path, "image", "sparse", recipe="rotary", **still),
-        cases.settings(tmp_path, "retrieval", "flash", model__pool="cls", **still),
-        cases.settings(tmp_path, "listops", "sparse", pretrain="masked", **still),
-        cases.settings(tmp_path, "text", "linear", lr=1e-3, **still),
+        classifier("listops", "sparse", model__layers=2),  # padded
+        classifier("image", "sparse", recipe="rotary"),
+        classifier("retrieval", "flash", model__pool="cls"),
+        classifier("listops", "sparse", pretrain="masked"),
+        classifier("text", "linear", lr=1e-3),
     ]
     compare([("lra", each) for each in lra], 2, alone=1)
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_more_processes_continue_a_run(kind, language, tmp_path, interrupted):
+def test_more_processes_continue_a_run(kind, language, classifier, interrupted):
     if kind == "lm":
         whole = language(checkpoint_every=3)
     else:  # they hide the same tokens
-        (tmp_path / "data").mkdir()
-        write_data(tmp_path / "data")
-        still: Any = {"model__dropout": 0, "model__attention_dropout": 0, "name": "one"}
-        still |= {"steps": 6, "checkpoint_every": 3, "eval_every": 3, "pretrain": "masked"}
-        whole = cases.settings(tmp_path, "listops", "sparse", **still)
+        saved: Any = {"checkpoint_every": 3, "eval_every": 3}
+        whole = classifier("listops", "sparse", pretrain="masked", **saved)
     RUNS[kind](whole)
     part = replace(whole, name="part")
     interrupted(RUNS[kind], part)

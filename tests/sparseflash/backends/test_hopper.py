@@ -10,9 +10,12 @@ import torch
 import masks
 from sparseflash import score_rules, select
 from sparseflash.backends import hopper
+from sparseflash.backends import triton as portable
 from sparseflash.backends.hopper import backward, forward, passes, tma
 from sparseflash.backends.protocol import DIRECTIONS
+from sparseflash.backends.registry import reasons
 from sparseflash.dynamic.lists import schedule_from_selection
+from sparseflash.kernels.common.versions import OVERRIDE
 from sparseflash.plan import plan_for
 from sparseflash.schedule.blocks import as_tensors, from_tensors, schedule_for
 from sparseflash.schedule.tile_lists import tile_lists
@@ -266,3 +269,35 @@ def rows_of_a_tile(
 def test_tiles_of_192_queries_where_neighbours_are_alike():
     for name, (options, major) in TALL.items():
         assert rows_of_a_tile(**options) == major, name
+
+
+# ---- versions of Triton
+
+
+def answers(version: str, monkeypatch) -> dict[str, str | None]:
+    """What the backends answer on a Hopper GPU with a version of Triton."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(hopper, "_triton", lambda: version)
+    for module in (hopper, portable):
+        monkeypatch.setattr(module, "nvidia_capability", lambda device: (9, 0))
+    hopper.gluon_missing.cache_clear()
+    found = reasons(problem_of(*inputs()), "backward")
+    hopper.gluon_missing.cache_clear()
+    return found
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.8.0", "3.9.0+git1234", "3.9.1"])
+def test_tested_versions_run(version, monkeypatch):
+    assert answers(version, monkeypatch)["hopper"] is None
+
+
+@pytest.mark.parametrize("version", ["2.1.0", "3.5.1", "3.10.0", "4.1.0"])
+def test_other_versions_are_refused_and_the_triton_backend_runs(version, monkeypatch):
+    found = answers(version, monkeypatch)
+    assert found["triton"] is None and version in str(found["hopper"])
+
+
+def test_a_variable_lets_newer_versions_run_and_older_ones_not(monkeypatch):
+    monkeypatch.setenv(OVERRIDE, "1")
+    assert answers("3.10.0", monkeypatch)["hopper"] is None
+    assert answers("3.5.1", monkeypatch)["hopper"]

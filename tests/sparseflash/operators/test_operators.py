@@ -49,7 +49,7 @@ def operator_arguments(backend, mask, dropout_p, layout="contiguous", **options)
     seed = torch.tensor([3]) if dropout_p else None
     key = "" if mask is None else mask.key
     options = None, dropout_p, False, backend, "", False, False
-    return *qkv, key, None, None, seed, None, None, *options
+    return *qkv, (key, None, None, seed, None, None, *options)
 
 
 CALLS = [  # mask, dropout_p, layout, head dim of v
@@ -72,25 +72,18 @@ calls = pytest.mark.parametrize(
 
 
 @calls
-def test_opcheck_accepts_forward(backend, mask, dropout_p, layout, v_head_dim, tests):
-    arguments = operator_arguments(backend, mask, dropout_p, layout, v_head_dim=v_head_dim)
-    arguments = (*detached(arguments[:3]), *arguments[3:])
-    forward = torch.ops.sparseflash.forward.default
-    torch.library.opcheck(forward, arguments, test_utils=tests)
-    without = (*(t.detach() for t in arguments[:3]), *arguments[3:])
-    torch.library.opcheck(torch.ops.sparseflash.inference.default, without, test_utils=tests)
-
-
-@calls
-def test_opcheck_accepts_backward(backend, mask, dropout_p, layout, v_head_dim, tests):
+def test_opcheck(backend, mask, dropout_p, layout, v_head_dim, tests):
     """With a gradient of the LSE for every other layout."""
-    arguments = operator_arguments(backend, mask, dropout_p, layout, v_head_dim=v_head_dim)
-    out, lse, _ = torch.ops.sparseflash.forward(*arguments)
+    *qkv, rest = operator_arguments(backend, mask, dropout_p, layout, v_head_dim=v_head_dim)
+    out, lse, _ = torch.ops.sparseflash.forward(*qkv, *rest)
     lse_gradient = list(LAYOUTS).index(layout) % 2
     cotangents = torch.ones_like(out), torch.ones_like(lse) if lse_gradient else None
-    arguments = (*cotangents, *arguments[:3], out, lse, *arguments[3:])
-    backward = torch.ops.sparseflash.backward.default
-    torch.library.opcheck(backward, arguments, test_utils=tests)
+    for operator, tensors in (
+        (torch.ops.sparseflash.forward, detached(qkv)),
+        (torch.ops.sparseflash.inference, qkv),
+        (torch.ops.sparseflash.backward, (*cotangents, *qkv, out, lse)),
+    ):
+        torch.library.opcheck(operator.default, (*tensors, *rest), test_utils=tests)
 
 
 # ---- autocast

@@ -37,31 +37,21 @@ def packings(seed: int, count: int):
         yield rng, 2 * half, [0, *cuts, end], int(rng.choice(SIZES))
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_blocks_of_the_static_masks(seed):
-    for rng, n, offsets, size in packings(seed, 50):
+def test_blocks_of_the_static_masks(seed, interleaved):
+    for rng, n, offsets, size in packings(10 * interleaved + seed, 45):
         block_size = BLOCKS[rng.integers(len(BLOCKS))]
-        found = packed.block_diffusion(as_tensor(rng, offsets), n, size, block_size=block_size)
-        if offsets == [0, n // 2]:
-            expected = masks.block_diffusion(size).build(n, n, block_size)
-        else:
-            expected = masks.BlockMask.from_dense(dense_of(offsets, n, size), block_size)
-        assert_same_blocks(found, expected)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_blocks_of_interleaved_documents(seed):
-    for rng, n, offsets, size in packings(10 + seed, 40):
-        block_size = BLOCKS[rng.integers(len(BLOCKS))]
-        found = packed.block_diffusion(
-            as_tensor(rng, offsets), n, size, interleaved=True, block_size=block_size
-        )
-        lengths = [2 * length for length in np.diff(offsets).tolist() if length]
-        dense, end = np.zeros((n, n), bool), 2 * offsets[-1]
-        if end:
-            static = masks.block_diffusion(size) >> masks.packed(lengths)
-            dense[:end, :end] = static.build(end, end, block_size).to_dense()[0, 0]
-        if end == n:
+        options = {"interleaved": interleaved, "block_size": block_size}
+        found = packed.block_diffusion(as_tensor(rng, offsets), n, size, **options)
+        dense, end = dense_of(offsets, n, size), 2 * offsets[-1]
+        static = masks.block_diffusion(size)
+        if interleaved:
+            lengths = [2 * length for length in np.diff(offsets).tolist() if length]
+            static, dense = static >> masks.packed(lengths or (1,)), np.zeros((n, n), bool)
+            if end:
+                dense[:end, :end] = static.build(end, end, block_size).to_dense()[0, 0]
+        if end == n and (interleaved or len(offsets) == 2):
             assert found.to_block_mask() == static.build(n, n, block_size)
         assert_same_blocks(found, masks.BlockMask.from_dense(dense, block_size))
 

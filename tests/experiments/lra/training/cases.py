@@ -18,21 +18,10 @@ from experiments.training.step import Trainer
 from tests.processes import on_ranks
 
 TINY = {
-    "scale": "full",
-    "model.layers": 1,
-    "model.dim": 16,
-    "model.heads": 2,
-    "model.head_dim": 8,
-    "model.mlp_dim": 16,
-    "batch": 4,
-    "steps": 4,
-    "warmup": 1,
-    "lr": 1e-2,
-    "eval_every": 2,
-    "val_examples": 6,
-    "checkpoint_every": 2,
-    "log_every": 1,
-}
+    "scale": "full", "batch": 4, "steps": 4, "warmup": 1, "lr": 1e-2, "log_every": 1,
+    "model.layers": 1, "model.dim": 16, "model.heads": 2, "model.head_dim": 8, "model.mlp_dim": 16,
+    "eval_every": 2, "val_examples": 6, "checkpoint_every": 2,
+}  # fmt: skip
 GENERATED = {"task.generate": "true", "task.examples": "[24,6,6]"}
 TASKS = {  # what makes each task tiny
     "listops": GENERATED | {"task.max_length": 64},
@@ -49,9 +38,7 @@ MORE = {  # the other files of conf/task
     "text4k": SHORT,
     "text_held_out": SHORT,
     "files": {"task.length": 60, "task.per_label": 24},
-    "pathfinder64": FEW,
-    "pathfinder128": FEW,
-    "pathfinder256": FEW,
+    **dict.fromkeys(("pathfinder64", "pathfinder128", "pathfinder256"), FEW),
 }
 
 

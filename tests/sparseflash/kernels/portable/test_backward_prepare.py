@@ -48,19 +48,28 @@ def sink_gradient(lse, delta):
     return -(p * delta).sum((0, 2))
 
 
+def prepared(kernel, inputs, strides, dim, sink=None, sums=None, dq_sum=None):
+    """delta or, for the passes for Hopper, its negative, and the LSE in base 2; and counters."""
+    n, n_tiles = (N, 2) if kernel is backward_prepare else (N_PAD, N_PAD // 64)
+    of_rows = torch.empty(2, BATCH, HEADS, n).unbind()
+    counters = torch.full((2,), 7, dtype=torch.int32)
+    options = {"HEAD_DIM": dim, "BLOCK_D": 16, "BLOCK_M": 64, "LSE_GRAD": inputs[3] is not None}
+    if kernel is backward_prepare:
+        args = *of_rows, sink, sums, *strides, N, n_tiles, HEADS
+    else:
+        args = *of_rows, counters, dq_sum, sink, sums, *strides, N, N_PAD, HEADS
+        options |= {"DQ_BLOCK_D": 32, "CLEAR": dq_sum is not None}
+    kernel[(BATCH * HEADS * n_tiles,)](*inputs, *args, **options)
+    return *of_rows, counters
+
+
 @pytest.mark.parametrize("with_dlse", [False, True])
 @pytest.mark.parametrize("dim", [16, 13])
 def test_delta_and_the_lse_in_base_2(dim, with_dlse):
     inputs, strides, expected = rows(dim, with_dlse)
-    lse = inputs[2]
-    delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
-    n_tiles = -(-N // 64)
-    backward_prepare[(n_tiles * BATCH * HEADS,)](
-        *inputs, delta, lse_log2, None, None, *strides, N, n_tiles, HEADS,
-        HEAD_DIM=dim, BLOCK_D=16, BLOCK_M=64, LSE_GRAD=with_dlse,
-    )  # fmt: skip
+    delta, lse_log2, _ = prepared(backward_prepare, inputs, strides, dim)
     torch.testing.assert_close(delta.double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(lse_log2.double(), base_2(lse), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(lse_log2.double(), base_2(inputs[2]), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("keys, value", [(5, 2.0), (500, 2.0), (70, torch.nan)])
@@ -86,20 +95,14 @@ def test_what_bounds_the_gradients_of_tables(keys, value):
 @pytest.mark.parametrize("clear", [False, True])
 @pytest.mark.parametrize("with_dlse", [False, True])
 def test_what_the_hopper_passes_need_of_every_query(with_dlse, clear):
-    dim = 13
-    inputs, strides, delta = rows(dim, with_dlse)
-    neg_delta, lse_log2 = torch.empty(2, BATCH, HEADS, N_PAD).unbind()
-    counters = torch.full((2,), 7, dtype=torch.int32)
+    inputs, strides, delta = rows(13, with_dlse)
     dq_sum = torch.empty(BATCH, HEADS, N_PAD, 32) if clear else None
-    backward_start[(BATCH * HEADS * N_PAD // 64,)](
-        *inputs, neg_delta, lse_log2, counters, dq_sum, None, None, *strides,
-        N, N_PAD, HEADS,
-        HEAD_DIM=dim, BLOCK_D=16, DQ_BLOCK_D=32, BLOCK_M=64, LSE_GRAD=with_dlse, CLEAR=clear,
-    )  # fmt: skip
+    given = backward_start, inputs, strides, 13
+    neg_delta, lse_log2, counters = prepared(*given, dq_sum=dq_sum)
     assert (neg_delta[:, :, N:] == 0).all() and (lse_log2[:, :, N:] == torch.inf).all()
     torch.testing.assert_close(neg_delta[:, :, :N].double(), -delta, rtol=1e-5, atol=1e-5)
-    lse = inputs[2]
-    torch.testing.assert_close(lse_log2[:, :, :N].double(), base_2(lse), rtol=1e-6, atol=1e-6)
+    own = lse_log2[:, :, :N].double()
+    torch.testing.assert_close(own, base_2(inputs[2]), rtol=1e-6, atol=1e-6)
     assert dq_sum is None or (dq_sum == 0).all()
     assert counters.tolist() == [0, 0]
 
@@ -109,17 +112,8 @@ def test_what_the_hopper_passes_need_of_every_query(with_dlse, clear):
 def test_the_gradient_of_the_sink_by_tiles(kernel, with_dlse):
     """Its own place for every tile: nothing has to be cleared, and the sum has one order."""
     (out, dout, lse, dlse), strides, delta = rows(16, with_dlse)
-    lse, n_tiles = with_sink(lse), N_PAD // 64
-    of_rows = torch.empty(2, BATCH, HEADS, N_PAD).unbind()  # what the test above looks at
-    sums = torch.full((BATCH, HEADS, n_tiles), torch.nan)
-    options = {"HEAD_DIM": 16, "BLOCK_D": 16, "BLOCK_M": 64, "LSE_GRAD": with_dlse}
-    if kernel is backward_prepare:
-        args = *of_rows, SINK, sums, *strides, N, n_tiles, HEADS
-    else:
-        counters = torch.empty(2, dtype=torch.int32)
-        args = *of_rows, counters, None, SINK, sums, *strides, N, N_PAD, HEADS
-        options |= {"DQ_BLOCK_D": 16, "CLEAR": False}
-    kernel[(BATCH * HEADS * n_tiles,)](out, dout, lse, dlse, *args, **options)
+    lse, sums = with_sink(lse), torch.full((BATCH, HEADS, N_PAD // 64), torch.nan)
+    prepared(kernel, (out, dout, lse, dlse), strides, 16, SINK, sums)
     expected = sink_gradient(lse, delta)
     assert expected[:2].abs().min() > 0.01 and expected[2] == 0
     torch.testing.assert_close(sums.sum((0, 2)).double(), expected, rtol=1e-5, atol=1e-5)
