@@ -79,7 +79,7 @@ def assert_equal(actual, expected, tolerance=None):
         assert same, f"{name} differs by {relative_error(a, e):.3g}"
 
 
-def pairwise(axes: dict[str, Iterable[object]]) -> pytest.MarkDecorator:
+def pairwise(**axes: Iterable[object]) -> pytest.MarkDecorator:
     """Parametrize a test by rows that together have every pair of values of two axes.
 
     axes: values by the name of an argument, or by those of several, as in "n_q, n_k".

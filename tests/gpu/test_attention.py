@@ -48,9 +48,7 @@ def test_random_problem(seed, backend):
     check(case, backend, "cuda")
 
 
-@pairwise(
-    {"length": [1, 100, 128, 1000, 4097], "head_dim": [4, 32, 64, 80, 128, 256], "dtype": DTYPES}
-)
+@pairwise(length=[1, 100, 128, 1000, 4097], head_dim=[4, 32, 64, 80, 128, 256], dtype=DTYPES)
 def test_dense(length, head_dim, dtype, backend):
     check_case(backend, length, length, head_dim, dtype)
 
@@ -75,11 +73,9 @@ def test_every_kind_of_length(length, deterministic, backend):
 
 
 @pairwise(
-    {
-        "block_q": [16, 32, 48, 64, 96, 128, 256],
-        "block_k": [16, 32, 48, 64, 96, 128, 256],
-        "deterministic": [False, True],
-    }
+    block_q=[16, 32, 48, 64, 96, 128, 256],
+    block_k=[16, 32, 48, 64, 96, 128, 256],
+    deterministic=[False, True],
 )
 def test_every_pair_of_block_sizes(block_q, block_k, deterministic, backend):
     """Random blocks of the size itself: full, partial and empty ones, and rows without any."""
@@ -146,7 +142,7 @@ DIMS_UP_TO_96 = [(72, 72), (80, 80), (96, 96), (96, 72), (72, 32), (80, 64), (88
 DIMS_UP_TO_96 += [(128, 72)]
 
 
-@pairwise({"head_dim, v_head_dim": DIMS_UP_TO_96, "dtype": LOW, "deterministic": [False, True]})
+@pairwise(**{"head_dim, v_head_dim": DIMS_UP_TO_96}, dtype=LOW, deterministic=[False, True])
 def test_head_dims_up_to_96(head_dim, v_head_dim, dtype, deterministic, backend):
     """Hopper multiplies 96 columns of them, in two products, and of others the padded ones."""
     for mask, block in ((None, (128, 128)), (STRUCTURED, (128, 128)), (STRUCTURED, (64, 32))):
@@ -197,7 +193,7 @@ OF_64 = {
 }  # fmt: skip
 
 
-@pairwise({"name": OF_64, "block": [(64, 64), (32, 64), (16, 32), (128, 64)], "dtype": LOW})
+@pairwise(name=OF_64, block=[(64, 64), (32, 64), (16, 32), (128, 64)], dtype=LOW)
 def test_scattered_key_blocks_of_64(name, block, dtype, backend):
     """At head dims from 65 to 128 they have tiles of their own in the backward."""
     check(replace(OF_64[name], dtype=dtype, block_size=block), backend, "cuda")
@@ -258,14 +254,7 @@ LONG_ROWS = {
 }
 
 
-@pairwise(
-    {
-        "name": LONG_ROWS,
-        "head_dim": [64, 128],
-        "deterministic": [False, True],
-        "dropout_p": [0.0, 0.2],
-    }
-)
+@pairwise(name=LONG_ROWS, head_dim=[64, 128], deterministic=[False, True], dropout_p=[0.0, 0.2])
 def test_rows_and_columns_in_parts(name, head_dim, deterministic, dropout_p, backend):
     mask, n_q, n_k, sides = LONG_ROWS[name]
     heads = 1 if sides else 64  # the error of a single row is no statistic
@@ -281,11 +270,9 @@ def test_rows_and_columns_in_parts(name, head_dim, deterministic, dropout_p, bac
 
 
 @pairwise(
-    {
-        "block": [(128, 128), (64, 64), (64, 16), (16, 64)],
-        "kv_heads": [1, 2, 4, 8],
-        "deterministic": [False, True],
-    }
+    block=[(128, 128), (64, 64), (64, 16), (16, 64)],
+    kv_heads=[1, 2, 4, 8],
+    deterministic=[False, True],
 )
 def test_masks_of_their_own_in_grouped_heads(block, kv_heads, deterministic, backend):
     mask = masks.random_blocks(0.3, block=32, per_head=True)

@@ -93,7 +93,7 @@ def programs(monkeypatch):
     cache.clear()
 
 
-@pairwise({"head_dim, batch, dropout_p": SHAPES, "name": PATTERNS, "deterministic": [False, True]})
+@pairwise(**{"head_dim, batch, dropout_p": SHAPES}, name=PATTERNS, deterministic=[False, True])
 def test_few_programs_that_run_all_tiles(head_dim, batch, dropout_p, name, deterministic, programs):
     problem = Problem(name, head_dim, batch, dropout_p, deterministic)
     problem.draw()
@@ -104,12 +104,10 @@ def test_few_programs_that_run_all_tiles(head_dim, batch, dropout_p, name, deter
 
 
 @pairwise(
-    {
-        "head_dim, batch, dropout_p": SHAPES,
-        "name": PATTERNS,
-        "deterministic": [False, True],
-        "captured": [False, True],
-    }
+    **{"head_dim, batch, dropout_p": SHAPES},
+    name=PATTERNS,
+    deterministic=[False, True],
+    captured=[False, True],
 )
 def test_programs_that_begin_late(head_dim, batch, dropout_p, name, deterministic, captured):
     problem = Problem(name, head_dim, batch, dropout_p, deterministic)

@@ -55,7 +55,7 @@ def check(n, heads, head_dim, mask, blocks, key_blocks, check_heads, **options):
 PATTERN = masks.local(256) | masks.butterfly(128)
 
 
-@pairwise({"n": [2**18, 2**20], "heads": [1, 8], "options": [{}, {"deterministic": True}]})
+@pairwise(n=[2**18, 2**20], heads=[1, 8], options=[{}, {"deterministic": True}])
 def test_sparse_pattern(n, heads, options, backend):
     last = n // BLOCK - 1
     assert PATTERN.build(n).density < 0.01

@@ -23,7 +23,7 @@ def assert_repeats(qkv, mask, **options):
         assert_equal(run(sparseflash.attention, qkv, mask, **SAME_BITS, **options), first)
 
 
-@pairwise({"dtype": [torch.float32, *LOW], "mask": [None, MASK], "dropout_p": [0.0, 0.2]})
+@pairwise(dtype=[torch.float32, *LOW], mask=[None, MASK], dropout_p=[0.0, 0.2])
 def test_gradients_have_the_same_bits_in_every_run(dtype, mask, dropout_p, backend):
     if backend == "hopper" and dtype == torch.float32:
         pytest.skip("float32 has no kernels there")
@@ -97,11 +97,9 @@ def test_compiled_to_cuda_graphs_equals_eager(fresh_dynamo):
 
 
 @pairwise(
-    {
-        "mask, dropout_p": [(None, 0.0), (MASK, 0.0), (MASK, 0.3)],
-        "token_major": [False, True],
-        "backend": ["triton", "hopper", "reference"],
-    }
+    **{"mask, dropout_p": [(None, 0.0), (MASK, 0.0), (MASK, 0.3)]},
+    token_major=[False, True],
+    backend=["triton", "hopper", "reference"],
 )
 def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, backend):
     dtype = torch.bfloat16 if backend == "hopper" else torch.float32

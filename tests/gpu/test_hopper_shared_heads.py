@@ -115,9 +115,7 @@ def test_heads_share_tiles_of_one_small_block(name, dtype):
     check(case, "hopper", "cuda")
 
 
-@pairwise(
-    {"block_q": [16, 32, 48, 64], "block_k": [16, 32, 64, 128], "head_dim": [32, 64, 128, 256]}
-)
+@pairwise(block_q=[16, 32, 48, 64], block_k=[16, 32, 64, 128], head_dim=[32, 64, 128, 256])
 def test_two_heads_share_tiles_of_every_block_size(block_q, block_k, head_dim):
     mask = masks.random_blocks(0.3, block=16, seed=block_q + block_k) | masks.local(20)
     mask = mask & ~masks.documents([500, 90, 500]) | masks.butterfly(32)

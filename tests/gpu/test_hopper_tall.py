@@ -38,19 +38,17 @@ def planned(case: Case) -> forward.Forward:
     return forward.Forward(problem, schedule_of(case))
 
 
-@pairwise({"length": LENGTHS, "head_dim": [40, 48, 56, 64], "dtype": LOW, "sink": [False, True]})
+@pairwise(length=LENGTHS, head_dim=[40, 48, 56, 64], dtype=LOW, sink=[False, True])
 def test_dense(length, head_dim, dtype, sink):
     check_tall(Case(length, length, head_dim, dtype, max_scores=True, sink=sink))
 
 
 @pairwise(
-    {
-        "mask": [masks.causal(), masks.local(300), STRUCTURED],
-        "block": [(128, 128), (64, 64), (32, 16), (16, 16), (192, 128), (256, 96)],
-        "head_dim": [40, 48, 56, 64],
-        "dtype": LOW,
-        "sink": [False, True],
-    }
+    mask=[masks.causal(), masks.local(300), STRUCTURED],
+    block=[(128, 128), (64, 64), (32, 16), (16, 16), (192, 128), (256, 96)],
+    head_dim=[40, 48, 56, 64],
+    dtype=LOW,
+    sink=[False, True],
 )
 def test_masks(mask, block, head_dim, dtype, sink):
     options = {"mask": mask, "block_size": block, "sink": sink, "max_scores": sink}
@@ -70,12 +68,10 @@ def test_values_of_another_head_dim(head_dim, v_head_dim):
 
 
 @pairwise(
-    {
-        "mask": [None, STRUCTURED, PER_HEAD],
-        "kv_heads": [1, 2, 4],
-        "block": [(128, 128), (64, 64), (16, 64)],
-        "head_dim": [48, 64],
-    }
+    mask=[None, STRUCTURED, PER_HEAD],
+    kv_heads=[1, 2, 4],
+    block=[(128, 128), (64, 64), (16, 64)],
+    head_dim=[48, 64],
 )
 def test_batch_groups_and_masks_of_their_own(mask, kv_heads, block, head_dim):
     shape = {"batch": 2, "heads": 4, "kv_heads": kv_heads, "token_major": kv_heads == 2}
@@ -92,7 +88,7 @@ PARTS = {
 }  # fmt: skip
 
 
-@pairwise({"name": PARTS, "sink": [False, True], "head_dim": [48, 64]})
+@pairwise(name=PARTS, sink=[False, True], head_dim=[48, 64])
 def test_rows_in_parts(name, sink, head_dim):
     options = {"dtype": torch.bfloat16, "sink": sink, "max_scores": True}
     case = replace(PARTS[name], head_dim=head_dim, **options)
@@ -101,12 +97,10 @@ def test_rows_in_parts(name, sink, head_dim):
 
 
 @pairwise(
-    {
-        "mask": [HOLE, masks.heads(HOLE, NONE), NONE],
-        "block": [(128, 128), (64, 64), (16, 32)],
-        "sink": [False, True],
-        "head_dim": [48, 64],
-    }
+    mask=[HOLE, masks.heads(HOLE, NONE), NONE],
+    block=[(128, 128), (64, 64), (16, 32)],
+    sink=[False, True],
+    head_dim=[48, 64],
 )
 def test_rows_with_nothing(mask, block, sink, head_dim):
     """In whole tiles of them, and beside rows that attend to something."""

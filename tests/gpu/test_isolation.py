@@ -62,7 +62,7 @@ def test_keys_do_not_leak_into_the_sums_of_another_head(block, backend):
         assert relative_error(a[:, 2:], e[:, 2:]) < 1e-3, name
 
 
-@pairwise({"queries": [slice(768, 1152), slice(0, 384)], "block": BLOCKS, "poison": POISON})
+@pairwise(queries=[slice(768, 1152), slice(0, 384)], block=BLOCKS, poison=POISON)
 def test_blocks_that_nobody_sees_do_not_leak(queries, block, poison, backend):
     """Keys without a query and queries without a key, whole tiles of 128 of them: in a tile that
     has others too, 0 * NaN is NaN.

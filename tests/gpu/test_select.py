@@ -63,7 +63,7 @@ def test_same_as_on_the_cpu(name, n):
     assert shared(found, expected) > 0.999
 
 
-@pairwise({"n": [1024, 1000], "name": NAMES, "backend": ["triton", "hopper"]})
+@pairwise(n=[1024, 1000], name=NAMES, backend=["triton", "hopper"])
 def test_attention_without_waiting(name, n, backend):
     q, k, v = inputs(n)
     selector, mask = selectors()[name], masks.sliding(100) | masks.local(9)

@@ -42,14 +42,7 @@ def spoil():
     assert (found == 256).all()
 
 
-@pairwise(
-    {
-        "head_dim": [32, 40, 64, 128, 256],
-        "name": MASKS,
-        "kv_heads": [2, 4],
-        "deterministic": [False, True],
-    }
-)
+@pairwise(head_dim=[32, 40, 64, 128, 256], name=MASKS, kv_heads=[2, 4], deterministic=[False, True])
 def test_nan_in_shared_memory_does_not_leak(head_dim, name, kv_heads, deterministic):
     mask, block_size = MASKS[name]
     n = 1500

@@ -50,13 +50,11 @@ def test_random_problem(seed, backend):
 
 
 @pairwise(
-    {
-        "name": PARTS,
-        "head_dim": [64, 128, 256],
-        "sink": [False, True],
-        "max_scores": [False, True],
-        "deterministic": [False, True],
-    }
+    name=PARTS,
+    head_dim=[64, 128, 256],
+    sink=[False, True],
+    max_scores=[False, True],
+    deterministic=[False, True],
 )
 def test_rows_in_parts(name, head_dim, sink, max_scores, deterministic, backend):
     """The kernel that merges the parts adds the sink, and takes the largest of their maxima."""
@@ -75,13 +73,11 @@ def parts(case: Case, device: str) -> int:
 
 
 @pairwise(
-    {
-        "mask": [HOLE, masks.heads(HOLE, NONE), NONE],
-        "head_dim, width": [(32, 32), (128, 128), (64, 128), (192, 128)],
-        "block": [(128, 128), (64, 64), (16, 32)],
-        "sink": [False, True],
-        "max_scores": [False, True],
-    }
+    **{"head_dim, width": [(32, 32), (128, 128), (64, 128), (192, 128)]},
+    mask=[HOLE, masks.heads(HOLE, NONE), NONE],
+    block=[(128, 128), (64, 64), (16, 32)],
+    sink=[False, True],
+    max_scores=[False, True],
 )
 def test_rows_with_nothing(mask, head_dim, width, block, sink, max_scores, backend):
     """In whole tiles of them, and beside rows that attend to something."""
@@ -126,7 +122,7 @@ def test_the_gradient_of_a_sink_is_the_same_bits_every_time(length, backend):
     assert first.any() and all(torch.equal(first, other) for other in others)
 
 
-@pairwise({"largest": test_triton.LARGEST, "cap": test_triton.CAPS, "fast": [False, True]})
+@pairwise(largest=test_triton.LARGEST, cap=test_triton.CAPS, fast=[False, True])
 def test_capped_scores(largest, cap, fast):
     test_triton.check_cap(largest, cap, fast, "cuda")
 
@@ -137,12 +133,10 @@ def test_capped_scores_that_are_not_finite(fast):
 
 
 @pairwise(
-    {
-        "softcap": [0.5, 20.0, 50.0, 51.0, 1000.0],
-        "mask": [None, masks.causal(), HOLE],
-        "head_dim": [64, 128],
-        "dtype": DTYPES,
-    }
+    softcap=[0.5, 20.0, 50.0, 51.0, 1000.0],
+    mask=[None, masks.causal(), HOLE],
+    head_dim=[64, 128],
+    dtype=DTYPES,
 )
 def test_softcap_at_every_size_of_scores(softcap, mask, head_dim, dtype):
     """Scores about sqrt(head_dim): beyond the cap, on both sides of the polynomial, far below the
@@ -190,12 +184,10 @@ def wanted(q, k, mask, **options):
 
 
 @pairwise(
-    {
-        "mask": [None, masks.causal(align="bottom_right")],
-        "dropout_p": [0.0, 0.3],
-        "n_q, n_k": [(1000, 1000), (1, 700), (130, 2000)],
-        "dtype": LOW,
-    }
+    **{"n_q, n_k": [(1000, 1000), (1, 700), (130, 2000)]},
+    mask=[None, masks.causal(align="bottom_right")],
+    dropout_p=[0.0, 0.3],
+    dtype=LOW,
 )
 def test_maxima_grouped_heads_dropout_and_other_lengths(mask, dropout_p, n_q, n_k, dtype, backend):
     options = {"batch": 2, "heads": 6, "kv_heads": 2, "mask": mask, "dropout_p": dropout_p}

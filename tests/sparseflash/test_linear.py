@@ -271,7 +271,6 @@ def test_state_dict():
     same.load_state_dict(first.state_dict())
     assert torch.equal(same.weight, first.weight)
     count = first.mask.nnz
-    other = masks.random_blocks(count=1, block=16) | masks.diagonals((0,))
     layout = np.zeros((4, 4), bool)
     layout.flat[:count] = True
     other = BlockSparseLinear(64, 64, mask=BlockMask.from_layout(layout, 16), bias=False)

@@ -277,7 +277,7 @@ def test_differences_are_paired_by_seed_in_the_same_recipe(table):
     seeds = enumerate(zip((0.36, 0.37, 0.38), (0.38, 0.38, 0.41), strict=True))
     pairs = [(seed, *accuracies) for seed, accuracies in seeds]
     found = table(
-        *(run(seed=seed, accuracy=one) for seed, one, _ in pairs),
+        *(run(seed=seed, accuracy=one) for seed, one, _ in [*pairs, (3, 0.99, None)]),
         *(run("sparse", seed=seed, accuracy=two) for seed, _, two in pairs),
         run("flash", accuracy=0.40, settings={"recipe": "google"}),
         run("linear", accuracy=0.34, steps=400),
@@ -311,17 +311,6 @@ def seeded(seed, accuracy=None, right=None, data="a"):
     file = {"task": {"name": "text", "source": "", "baselines": {}}, "data": data}
     file |= {"settings": {"attention": {"name": "flash"}, "seed": seed}, "result": result}
     return Run("", file | {"sessions": [session], "mask": None, "complete": True}, [])
-
-
-def test_seeds_are_paired():
-    ours = [seeded(seed, x) for seed, x in enumerate((0.62, 0.65, 0.63))]
-    others = [seeded(seed, x) for seed, x in enumerate((0.61, 0.62, 0.61, 0.99))]
-    found = difference(ours, others)
-    assert found is not None and found.half is not None
-    assert (found.seeds, found.covers) == (3, "s")
-    assert found.value == pytest.approx(2.0)  # of 1, 3 and 2 points
-    test = stats.ttest_rel([62, 65, 63], [61, 62, 61]).confidence_interval(0.95)
-    assert (found.value - found.half, found.value + found.half) == pytest.approx(test, rel=1e-3)
 
 
 def test_where_seeds_dominate_the_interval_is_that_of_the_seeds():

@@ -25,15 +25,9 @@ KERNELS = {
     "hopper": {"attention_forward", "backward_start", "backward_cols", "backward_rows"},
     "triton": {"attention_forward", "backward_prepare", "backward_kv", "backward_q"},
     "decode": {"decode_parts", "merge_splits"},
-    "picks": {
-        "join_picks",
-        "picks_forward",
-        "picks_backward_q",
-        "picks_backward_kv",
-        "picks_add_parts",
-        "merge_picks",
-    },
-}
+    "picks": {"join_picks", "picks_forward", "picks_backward_q", "picks_backward_kv",
+              "picks_add_parts", "merge_picks"},
+}  # fmt: skip
 # Few calls: every kernel, each pass, and what claims work. Those for Hopper join several options
 # each. The others have small heads, and scores small blocks, whose kernels compile fast.
 REPRESENTATIVE = [

@@ -7,17 +7,13 @@ import torch
 
 from sparseflash.kernels.common import launch as module
 from sparseflash.kernels.common.launch import Launch, launch
+from tests.gpu_calls import GPU
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
 
-both = pytest.mark.parametrize("static", [False, True])
-
-
-def on_gpu(test):
-    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-    return pytest.mark.gpu(skip(test))
+pytestmark = GPU
 
 
 @triton.jit
@@ -37,8 +33,7 @@ def launched(launch: Launch, a: torch.Tensor, given: torch.Tensor, n: int = 3, l
     assert torch.equal(out, a + given + n)
 
 
-@on_gpu
-@both
+@pytest.mark.parametrize("static", [False, True])
 def test_repeated_launches_follow_their_tensors(static):
     launch, given = Launch(add, static=static), numbers()
     for _ in range(3):
@@ -54,7 +49,6 @@ def add_pair(A, Out, pair, SIZE: tl.constexpr):
     tl.store(Out + place, tl.load(A + place) * pair[1] + tl.load(pair[0] + place))
 
 
-@on_gpu
 def test_repeated_launches_take_tuples_and_tensors_in_two_places():
     made = []
     for n in (1, 3, 16):
@@ -72,7 +66,6 @@ def test_repeated_launches_take_tuples_and_tensors_in_two_places():
     assert made == 3 * [True, False]  # what was recorded for two tensors fits one as well
 
 
-@on_gpu
 def test_tensors_of_another_device_are_computed_there():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
@@ -82,7 +75,6 @@ def test_tensors_of_another_device_are_computed_there():
             launched(launch, numbers(device="cuda:1"), given)
 
 
-@on_gpu
 def test_repeats_without_a_plan_follow_their_arguments(monkeypatch):
     monkeypatch.setattr(module, "_launches", {})
     dtypes = torch.float32, torch.float16
@@ -96,7 +88,6 @@ def test_repeats_without_a_plan_follow_their_arguments(monkeypatch):
     assert all(any(made._repeats.values()) for made in module._launches.values())
 
 
-@on_gpu
 def test_graphs_capture_repeats_without_a_plan(monkeypatch):
     monkeypatch.setattr(module, "_launches", {})
     a, given, out = numbers(), numbers(), numbers()
