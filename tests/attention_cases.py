@@ -254,16 +254,11 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
         run(lambda *given, f=f: f(*given[:3], *what, given[3], case.capped), inputs)
         for f, inputs in ((oracle, [t.double() for t in qkv]), (plain, qkv))
     )
-    options = {
-        "scale": scale,
-        "dropout_p": case.dropout_p,
-        "seed": seed,
-        "backend": backend,
-        "return_lse": True,
-        "return_max_scores": case.max_scores,
+    options: dict[str, Any] = {
+        "scale": scale, "dropout_p": case.dropout_p, "seed": seed, "backend": backend,
+        "return_lse": True, "return_max_scores": case.max_scores, "score": case.score,
         "deterministic": case.deterministic,
-        "score": case.score,
-    }
+    }  # fmt: skip
     actual = run(
         lambda *given: sparseflash.attention(*given[:3], blocks, sink=given[3], **options), qkv
     )

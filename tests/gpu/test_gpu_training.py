@@ -180,13 +180,6 @@ def test_a_run_goes_on_to_the_same_bits(how, attention, task, tmp_path):
 @pytest.mark.parametrize("attention", ["linear", "sparse"])
 @pytest.mark.parametrize("compile", [False, True], ids=["graph", "compile+graph"])
 def test_all_gpus_train_as_one(tmp_path, attention, compile):
-    assert_processes_train_as_one(
-        tmp_path,
-        torch.cuda.device_count(),
-        "listops",
-        attention,
-        batch=16,
-        precision="fp32",
-        compile=str(compile).lower(),
-        graph="true",
-    )
+    changes = {"batch": 16, "precision": "fp32", "compile": str(compile).lower(), "graph": "true"}
+    count = torch.cuda.device_count()
+    assert_processes_train_as_one(tmp_path, count, "listops", attention, **changes)

@@ -7,27 +7,12 @@ import numpy as np
 
 
 def write_run(
-    root: Path,
-    task: str,
-    attention: str,
-    seed: int = 0,
-    *,
-    accuracy: float | None = 0.4,
-    ms: float = 10.0,
-    mask: str = "",
-    name: str | None = None,
-    source: str = "generated",
-    steps: int = 1000,
-    device: str = "GPU A",
-    memory: float = 100.0,
-    result: bool = True,
-    folder: str = "",
-    length: int = 2048,
-    date: str = "2026-01-01T00:00:00+00:00",
-    settings: dict | None = None,
-    commit: str = "0123456789ab",
-    more: dict | None = None,
-) -> Path:
+    root: Path, task: str, attention: str, seed: int = 0, *, accuracy: float | None = 0.4,
+    ms: float = 10.0, mask: str = "", name: str | None = None, source: str = "generated",
+    steps: int = 1000, device: str = "GPU A", memory: float = 100.0, result: bool = True,
+    folder: str = "", length: int = 2048, date: str = "2026-01-01T00:00:00+00:00",
+    settings: dict | None = None, commit: str = "0123456789ab", more: dict | None = None,
+) -> Path:  # fmt: skip
     """Write a run of 1000 planned steps whose accuracy rises to `accuracy` on both splits.
 
     result: False for a run that was killed. more: further entries of run.json and its result.
