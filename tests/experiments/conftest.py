@@ -55,13 +55,16 @@ def bytecode_of_processes(pytestconfig):
 
 @pytest.fixture
 def run_program(monkeypatch, capsys):
-    """Runs a program in this process: its exit status, and what it wrote to stdout and stderr."""
+    """Runs a program, or its main, in this process: its exit status, and what it wrote to stdout
+    and stderr.
+    """
 
     def run(module, *words):
-        monkeypatch.setattr(sys, "argv", [module, *words])
+        monkeypatch.setattr(sys, "argv", [str(module), *words])
+        main = module if callable(module) else import_module(f"experiments.{module}").main
         status = 0
         try:
-            import_module(f"experiments.{module}").main()
+            main()
         except SystemExit as stop:
             status = stop.code
         return status, *capsys.readouterr()

@@ -3,7 +3,6 @@
 import errno
 import re
 import signal
-import sys
 import time
 
 import pytest
@@ -20,19 +19,14 @@ OPTIONS = {"plot": Options, "train": Settings, "table": TableOptions}
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(run_program):
     """Return a function that runs a program: exit status, stderr, and what its main was given."""
 
     def start(*words, name="plot", main=lambda *_: None):
         seen = []
-        monkeypatch.setattr(sys, "argv", ["program", *words])
-        status = 0
-        try:
-            own = program(name, OPTIONS[name], made=name != "train")
-            own(lambda *given: (seen.append(given), main(*given)))()
-        except SystemExit as stop:
-            status = stop.code
-        return status, capsys.readouterr().err, seen
+        own = program(name, OPTIONS[name], made=name != "train")
+        status, _, error = run_program(own(lambda *x: (seen.append(x), main(*x))), *words)
+        return status, error, seen
 
     return start
 

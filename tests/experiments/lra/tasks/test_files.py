@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.lra.tasks.task import load_task
+from tests.experiments.lra.tasks.test_texts import read
 
 EACH = 20  # files of a label
 
@@ -31,10 +32,6 @@ def folder(tmp_path):
 def load(folder, /, **options):
     place, options = folder.parent, {"folder": str(folder), "length": 512} | options
     return load_task("files", place / "data", cache_dir=place / "cache", **options)
-
-
-def read(row):
-    return (row[row > 0] - 1).astype(np.uint8).tobytes().decode("utf-8", "ignore")
 
 
 def examples(task):
