@@ -1,4 +1,4 @@
-"""Score functions: results and gradients against autograd, semantics, errors."""
+"""Score functions: results and gradients against autograd, and the reach of reads."""
 
 import random
 
@@ -18,13 +18,6 @@ def assert_near(x, y, limit):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_derivatives_are_those_of_autograd(name):
-    more = {"backends": ["reference"], "return_max_scores": True}
-    check(CASES[name], (2, 4, 20, 20), masks.local(6), kv_heads=2, **more)
-    check(CASES[name], (1, 2, 11, 23), **more)
-
-
-@pytest.mark.parametrize("name", CASES)
 def test_reach_of_the_reads(name):
     case = CASES[name]
     bound = sparseflash.score(case.fn)(**tables_of(case, (2, 2, 5, 5)))
@@ -33,17 +26,17 @@ def test_reach_of_the_reads(name):
 
 MASKS = (None, masks.causal(), masks.local(9), masks.where(lambda q, k: (q + 3 * k) % 5 < 2),
          masks.heads(masks.local(20), masks.causal()))  # fmt: skip
-FUZZED = 80
 
 
-@pytest.mark.parametrize("seed", range(FUZZED))
+@pytest.mark.parametrize("seed", range(80))
 def test_random_calls_on_the_cpu(seed):
-    """Rules, masks, grouped heads, ragged lengths, dropout and sinks."""
+    """Each rule, with masks, grouped heads, ragged lengths, dropout and sinks."""
     rng = random.Random(seed)
     sizes = rng.choice((1, 2)), 4, rng.choice((1, 17, 64, 150)), rng.choice((31, 64, 150))
     exact = rng.random() < 0.5
     check(
-        CASES[rng.choice(list(CASES))], sizes, rng.choice(MASKS), kv_heads=rng.choice((1, 2, 4)),
+        list(CASES.values())[seed % len(CASES)], sizes, rng.choice(MASKS), ("reference", "cpu"),
+        kv_heads=rng.choice((1, 2, 4)),
         dtype=torch.float64 if exact else torch.float32, seed=seed, sink=rng.random() < 0.3,
         tables=rng.choice((torch.float64, torch.float32)), limit=1e-12 if exact else 2e-5,
         dropout_p=rng.choice((0.0, 0.0, 0.3)), return_max_scores=rng.random() < 0.5,
