@@ -157,9 +157,10 @@ def attention(
         scale, dropout_p, deterministic, backend, score=score, max_scores=return_max_scores,
         return_lse=return_lse,
     )  # fmt: skip
-    if is_table(seed):
+    if seed is not None and is_table(seed):
         check_table(seed, q, k)
         options = options._replace(keyed=True)
+    q, k, v = autocast(q, k, v)
     special = isinstance(mask, (Picks, ContextParallel))
     if special or lengths is not None or starts is not None or type(q) is not Tensor:
         call: dict[str, Any] = {
@@ -171,14 +172,12 @@ def attention(
         if type(q) is not Tensor and is_sharded(q):
             return on_shards(attention, q, k, v, mask, **call)
         if special or lengths is not None or starts is not None:
-            q, k, v = autocast(q, k, v)
             return _reduced(q, k, v, mask, call)
-    q, k, v = autocast(q, k, v)
-    tensors, given = NO_TERMS, ()
+    tensors, eager = NO_TERMS, plain(q, k, v)
     if sink is not None or score is not None:
         tensors = term_tensors(sink, score, q, k, v)
-        given = filter(torch.is_tensor, tensors.flat)
-    if not plain(q, k, v, *given):
+        eager = eager and plain(*filter(torch.is_tensor, tensors.flat))
+    if not eager:
         request = request_of(q, k, v, mask, options, tensors)
         return call_operator(request, seed).asked(return_lse)
     plan, q, k, v, schedule = plan_of_call(q, k, v, mask, options, tensors)

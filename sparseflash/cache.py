@@ -1,11 +1,11 @@
 """What the package keeps between calls, and memory that outlives the call that allocates it.
 
-`cache` holds schedules, tile lists, plans with their prepared launches, decoding steps, counters,
-and tables of selectors. Keys are values (mask keys, shapes, strides, dtypes), never addresses.
+`cache` holds schedules, tile lists, plans with their prepared launches, decoding steps and tables
+of selectors. Keys are values (mask keys, shapes, strides, dtypes), never addresses.
 MAX_ENTRIES and MAX_BYTES bound it, the latter in bytes of the tensors that entries keep alive; the
 least recently used entry goes first. What a CUDA graph was captured with stays beyond the limits:
 its replays read the same memory. A module that keeps something of its own (prepared launches
-without a plan, converted masks) registers its release with `on_clear`.
+without a plan, counters, converted masks) registers its release with `on_clear`.
 """
 
 import functools

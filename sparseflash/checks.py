@@ -13,7 +13,7 @@ from sparseflash.dropout import holds_keys, is_table
 
 
 def check_options(
-    scale: Any, dropout_p: Any, backend: Any, backends: tuple[str, ...], **flags: Any
+    scale: Any, dropout_p: Any, backend: Any, backends: tuple[str, ...], flags: dict[str, Any]
 ) -> None:
     """Raise ValueError for an option of a wrong type or value; backends: their names."""
     for name, value in flags.items():
@@ -26,13 +26,12 @@ def check_options(
         raise ValueError(f"dropout_p is {dropout_p!r}; pass a number in [0, 1)")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p is {dropout_p}; it must lie in [0, 1)")
-    check_scale(scale)
+    if scale is not None:
+        check_scale(scale)
 
 
 def check_scale(scale: Any) -> None:
-    """Raise ValueError for a scale that is neither a positive number nor None."""
-    if scale is None:
-        return
+    """Raise ValueError for a scale that is no positive number."""
     if isinstance(scale, Tensor):
         if scale.requires_grad:
             raise ValueError(

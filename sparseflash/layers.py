@@ -110,7 +110,7 @@ class BlockSparseAttention(nn.Module):
         if not isinstance(rotary, nn.Module | None):
             raise ValueError(f"rotary is {rotary!r}; pass a module such as Rotary(), or None")
         flags = {"bias": bias, "keep_max_scores": keep_max_scores, "deterministic": deterministic}
-        check_options(None, 0.0, backend, NAMES, **flags)
+        check_options(None, 0.0, backend, NAMES, flags)
         self.dim, self.heads, self.kv_heads = dim, heads, kv_heads or heads
         self.head_dim = head_dim or dim // heads
         self.mask = _mask(mask, layer)

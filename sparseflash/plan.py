@@ -152,7 +152,7 @@ def plan_of_call(
 
     The plan of a call that came before costs little: only what finding it needs is checked.
     """
-    needs_grad = wants_grad(q, k, v, *terms.flat)
+    needs_grad = wants_grad(q, k, v, terms)
     if mask is None or isinstance(mask, (Mask, BlockMask)):
         plan, dtype, device = None, q.dtype, q.device
         if k.dtype is v.dtype is dtype and k.device == v.device == device:

@@ -94,7 +94,7 @@ def options_of(
     names: the backends to choose from; flags: further booleans that are checked.
     """
     flags["deterministic"], flags["return_max_scores"] = deterministic, max_scores
-    check_options(scale, dropout_p, backend, names, **flags)
+    check_options(scale, dropout_p, backend, names, flags)
     if scale is not None and type(scale) is not float:
         scale = float(scale)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
@@ -160,7 +160,7 @@ def request_of(
     if not compiling:
         check_transforms(q, k, v, *(t for t in terms.flat if t is not None))
     if needs_grad is None:
-        needs_grad = wants_grad(q, k, v, *terms.flat)
+        needs_grad = wants_grad(q, k, v, terms)
     q, k, v = contiguous(q, k, v)
     mask = unless_empty(mask, q, k)
     if compiling and isinstance(mask, np.ndarray | Tensor):
@@ -174,12 +174,12 @@ def request_of(
     )
 
 
-def wants_grad(*tensors: Tensor | None) -> bool:
-    if torch.is_grad_enabled():
-        for t in tensors:  # any() of a generator takes three times as long
-            if t is not None and t.requires_grad:
-                return True
-    return False
+def wants_grad(q: Tensor, k: Tensor, v: Tensor, terms: TermTensors) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return True
+    return terms is not NO_TERMS and any(t.requires_grad for t in terms.flat if t is not None)
 
 
 def extents_of(q: Tensor, k: Tensor) -> tuple[int, int, int, int]:

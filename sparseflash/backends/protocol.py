@@ -54,10 +54,10 @@ class Results(NamedTuple):
 
     def asked(self, return_lse: bool) -> Any:
         """out alone, or a tuple of it and what the call asks for."""
-        found = (self.out, self.lse) if return_lse else (self.out,)
-        if self.max_scores is not None:
-            return *found, self.max_scores
-        return found if return_lse else self.out
+        found = (self.out, self.lse) if return_lse else self.out
+        if self.max_scores is None:
+            return found
+        return (*found, self.max_scores) if return_lse else (found, self.max_scores)
 
 
 class Saved(NamedTuple):
@@ -135,8 +135,8 @@ class Backend(Protocol):
 
 def empty_out(q: Tensor, v: Tensor) -> Tensor:
     """Uninitialised out (B, H_q, N_q, D_v), with heads and tokens in memory in the order of q."""
-    head_dim = v.shape[-1]
-    if head_dim == q.shape[-1]:
+    head_dim = v.size(-1)
+    if head_dim == q.size(-1):
         return torch.empty_like(q)
     batch, heads, n_q, _ = q.shape
     if q.stride(1) < q.stride(2):

@@ -92,7 +92,7 @@ class Forward:
     ) -> Results:  # fmt: skip
         cut, (batch, heads, n_q, _) = self.cut, q.shape
         out = empty_out(q, v)
-        lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
+        lse = torch.empty(size=(batch, heads, n_q), dtype=torch.float32, device=q.device)
         max_scores = torch.empty_like(lse) if self.max_scores else None
         lists = _lists(walk.schedule, "rows")
 

@@ -18,7 +18,7 @@ from sparseflash.decoding.pattern import AnyMask, Bounds, pattern_of
 from sparseflash.dynamic.lengths import Lengths, check_lengths
 from sparseflash.dynamic.lists import schedule_from_selection
 from sparseflash.dynamic.selection import Selection
-from sparseflash.operators.attention import no_autocast, plain
+from sparseflash.operators.attention import plain, without_autocast
 from sparseflash.problem import Options, Problem, describe, key_of
 from sparseflash.request import options_of, refuse_unknown, remedy
 from sparseflash.schedule.blocks import Schedule, as_tensors, from_tensors
@@ -174,9 +174,8 @@ def _run(
         step = _prepare(describe(q, k, v, identity, options, False), mask, n, page, splits)
         lists = step.pattern.schedule
         cache.put(key, step, as_tensors(lists)[0] if lists else ())
-    with no_autocast(q):
-        dynamic = mask if isinstance(mask, Schedule) else None
-        return step(q, k, v, bounds, dynamic, tables)[:2]
+    dynamic = mask if isinstance(mask, Schedule) else None
+    return without_autocast(step, q, k, v, bounds, dynamic, tables)[:2]
 
 
 def _prepare(

@@ -7,7 +7,6 @@ the plan of the call is found in the cache, as in an eager call.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -56,8 +55,7 @@ def run(
     """
     if plan.run_backward is not None:
         return Results(*_apply(q, k, v, seed, schedule, plan, *terms.flat))
-    with no_autocast(q):
-        return plan.forward(q, k, v, seed, terms, schedule)
+    return without_autocast(plan.forward, q, k, v, seed, terms, schedule)
 
 
 def call_operator(request: Request, seed: int | Tensor | None) -> Results:
@@ -109,14 +107,12 @@ def plain(*tensors: Any) -> bool:
     )
 
 
-def no_autocast(q: Tensor):
-    """Return a context without autocast: a backend picks its own precisions."""
+def without_autocast(run: Callable[..., Any], first: Tensor, *args: Any) -> Any:
+    """Return run(first, *args) without autocast: a backend picks its own precisions."""
     if not torch._C._is_any_autocast_enabled():
-        return _NOTHING
-    return torch.autocast(q.device.type, enabled=False)
-
-
-_NOTHING = nullcontext()
+        return run(first, *args)
+    with torch.autocast(first.device.type, enabled=False):
+        return run(first, *args)
 
 
 class _Attention(torch.autograd.Function):
@@ -124,8 +120,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, seed, schedule, plan, *terms):  # type: ignore[override]
-        with no_autocast(q):
-            out, lse, max_scores = plan.forward(q, k, v, seed, TermTensors.of(terms), schedule)
+        found = without_autocast(plan.forward, q, k, v, seed, TermTensors.of(terms), schedule)
+        out, lse, max_scores = found
         ctx.save_for_backward(q, k, v, out, lse, seed, *terms)
         ctx.set_materialize_grads(False)
         if max_scores is not None:
@@ -147,14 +143,14 @@ class _Attention(torch.autograd.Function):
             problem, schedule = ctx.plan.problem, ctx.schedule
             flat = as_tensors(schedule) if schedule is not None else (None, None)
             mask = problem.mask if isinstance(problem.mask, str) else ""
-            gradients = torch.ops.sparseflash.backward(
+            dq, dk, dv, *others = torch.ops.sparseflash.backward(
                 dout, dlse, *saved[:5], mask, *flat, saved.seed, *_listed(saved.terms),
                 *problem.options,
             )  # fmt: skip
+            dsink, *dtables = _of_terms(others, problem.options, terms)
         else:
-            gradients = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
-        dq, dk, dv, *others = gradients
-        return dq, dk, dv, None, None, None, *_of_terms(others, ctx.plan.problem.options, terms)
+            dq, dk, dv, dsink, dtables = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
+        return dq, dk, dv, None, None, None, dsink, *dtables
 
 
 def _with_strides(t: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -246,9 +242,9 @@ def _of_terms(
     there is none.
     """
     dsink, dtables = gradients
-    kinds = kinds_of(options.score)
-    made = dsink, *(d if kind.wanted else None for d, kind in zip(dtables, kinds, strict=True))
-    return tuple(None if t is None else d for t, d in zip(terms, made, strict=True))
+    wanted = zip(dtables, kinds_of(options.score), strict=True)
+    dtables = [d if kind.wanted else None for d, kind in wanted]
+    return None if terms[0] is None else dsink, *dtables
 
 
 def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]):
@@ -268,8 +264,7 @@ def _run_backward(
 ) -> Gradients:
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
-    with no_autocast(saved.q):
-        return plan.backward(dout, dlse, saved, schedule)
+    return without_autocast(plan.backward, dout, dlse, saved, schedule)
 
 
 def _find_plan(
@@ -291,8 +286,7 @@ def _unlisted(call: Sequence[Any]) -> TermTensors:
 def _forward(needs_grad, q, k, v, mask, schedule, numbers, seed, *call):
     options = Options(*call[N_TERMS:])
     plan, made = _find_plan((q, k, v), mask, schedule, numbers, options, needs_grad)
-    with no_autocast(q):
-        found = plan.forward(q, k, v, seed, _unlisted(call), made)
+    found = without_autocast(plan.forward, q, k, v, seed, _unlisted(call), made)
     return tuple(q.new_empty(0, dtype=found.lse.dtype) if t is None else t for t in found)
 
 

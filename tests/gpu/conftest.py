@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparseflash.cache import cache
+from sparseflash.kernels.common import launch
 from tests.gpu_calls import IS_HOPPER
 
 if not torch.cuda.is_available():  # to collect two thousand tests and skip them takes its time
@@ -45,10 +45,7 @@ def memory_for_other_workers():
 def counters_are_zero():
     """Between kernels: a number left there would make the next kernel pass over tiles."""
     yield
-    counters = {
-        key: entry.value for key, entry in cache._entries.items() if key[0] == "counter"  # pyright: ignore
-    }  # fmt: skip
-    for key, counter in counters.items():
+    for key, counter in launch._counters.items():
         torch.cuda.synchronize()
         left = counter.tolist()
         counter.zero_()  # the next test has its own fault

@@ -150,6 +150,7 @@ class Backward:
         n_pad = _padded_queries(problem, form.cols.minor, whole, dynamic)
         self.buffer = *problem.q_shape[:2], n_pad
         self.width = form.cols.extent(problem.head_dim)
+        self.float32 = {"dtype": torch.float32, "device": problem.device}
         scale = problem.scale
         self.call = passes.Call
         self.prepare, self.finish = passes.Prepare(), passes.Finish(scale)
@@ -163,13 +164,13 @@ class Backward:
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         if not fits_tma(dout):
             dout = empty_like(dout).copy_(dout)
-        q, float32 = saved.q, {"dtype": torch.float32, "device": saved.q.device}
-        lse_log2 = torch.empty(*self.buffer, **float32)
+        q, k, v, *_, seed, _ = saved
+        lse_log2 = torch.empty(size=self.buffer, **self.float32)  # a keyword is parsed faster
         neg_delta = torch.empty_like(lse_log2)
-        dq_sum = torch.empty(*self.buffer, self.width, **float32) if self.one_pass else None
-        counters = torch.empty(2, dtype=torch.int32, device=q.device)
-        inputs = q, saved.k, saved.v, dout
-        call = self.call(*inputs, lse_log2, neg_delta, counters, saved.seed)
+        sums = *self.buffer, self.width
+        dq_sum = torch.empty(size=sums, **self.float32) if self.one_pass else None
+        counters = torch.empty(size=(2,), dtype=torch.int32, device=q.device)
+        call = self.call(q, k, v, dout, lse_log2, neg_delta, counters, seed)
         dsink = self.prepare(call, dlse, saved, dq_sum)
         dk, dv, sums = self.cols(call, walk.lists[0], dq_sum, saved.terms.tables)
         if self.portable is None:

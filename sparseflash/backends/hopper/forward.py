@@ -63,24 +63,26 @@ class Forward:
         lists = walk.lists[0]
         out, lse = empty_out(q, v), torch.empty(**self._lse)
         max_scores = torch.empty(**self._lse) if self.max_scores else None
-        parts, part_max = self._parts(lists, out, lse, max_scores)
-        counter = zeroed_counter(self._device, 2)
+        parts = self._parts(lists, out, lse, max_scores) if lists.n_parts else (None,) * 3
+        counter = zeroed_counter(self._device)
         sink, given = terms.sink, terms.sink is not None
-        tensors = (q, k, v, out, lse, counter, *parts, seed, sink, max_scores, part_max)
         tables, shapes = (), ()
         if self.score is not None:
             tables, shapes = self.score.tensors(terms.tables)
-        everything = *tensors, *tables
-        arguments = lambda: self._arguments(lists, tensors, tables)  # noqa: E731
-        self._launch(everything, arguments, lists[:4], (given, shapes))
+        tensors = q, k, v, out, lse, counter, *parts, seed, sink, max_scores, *tables
+        arguments = lambda: self._arguments(lists, tensors)  # noqa: E731
+        self._launch(tensors, arguments, lists[:4], (given, shapes))
         if lists.n_parts:
-            merged = (*parts, out, lse, sink, part_max, max_scores)
+            merged: Any = (*parts, out, lse, sink, max_scores)
             arguments = lambda: _merge_arguments(lists, self.tiles.pack, *merged)  # noqa: E731
             self._merge(merged, arguments, [lists.merge], given)
         return Results(out, lse, max_scores)
 
-    def _arguments(self, lists, tensors, tables):
-        q, k, v, out, lse, counter, part_out, part_lse, seed, *last = tensors
+    def _arguments(self, lists, tensors):
+        q, k, v, out, lse, counter, part_out, part_lse, part_max, *others = tensors
+        seed, sink, max_scores, *tables = others
+        if not lists.n_parts:
+            part_out, part_lse, part_max = lse, lse, max_scores
         tiles, dropout_p = self.tiles, self.dropout_p
         batch, heads, n_q, _ = q.shape
         n_bh, piece = batch * heads // tiles.heads, tiles.minor // lists.gather
@@ -99,7 +101,7 @@ class Forward:
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
             n_q, v.shape[3], heads, heads // v.shape[1], n_bh, together,
             *out.stride()[:3], self.scale_log2, seed, keep_threshold(dropout_p),
-            keep_scale(dropout_p), *last,
+            keep_scale(dropout_p), sink, max_scores, part_max,
         )  # fmt: skip
         options = {
             "BLOCK_N": tiles.minor, "CONSUMERS": tiles.consumers, "HEADS": tiles.heads,
@@ -115,15 +117,11 @@ class Forward:
 
     def _parts(
         self, lists: TileLists, out: Tensor, lse: Tensor, max_scores: Tensor | None
-    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """Out, LSE and maxima of the parts of split tiles, float32; where nothing is split, any
-        tensors.
-        """
-        if not lists.n_parts:
-            return (lse, lse), max_scores
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Out, LSE and maxima of the parts of split tiles, float32."""
         rows = out.shape[0] * out.shape[1] * lists.n_parts * self.tiles.major
         part_out, part_lse = lse.new_empty(rows, self.tiles.width_v), lse.new_empty(rows)
-        return (part_out, part_lse), None if max_scores is None else torch.empty_like(part_lse)
+        return part_out, part_lse, None if max_scores is None else torch.empty_like(part_lse)
 
 
 def forward_tiles_for(
@@ -220,8 +218,8 @@ def _registers(tiles: ForwardTiles) -> dict[str, int]:
 
 
 def _merge_arguments(
-    lists: TileLists, pack: int, part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor,
-    sink: Tensor | None, part_max: Tensor | None, max_scores: Tensor | None,
+    lists: TileLists, pack: int, part_out: Tensor, part_lse: Tensor, part_max: Tensor | None,
+    out: Tensor, lse: Tensor, sink: Tensor | None, max_scores: Tensor | None,
 ) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """Return the launch of the kernel that merges the parts of split tiles."""
     batch, heads, n_q, head_dim_v = out.shape

@@ -190,8 +190,6 @@ class ColumnPass(_Pass):
             if dq_sum is not None and self.score.score.n_sums:
                 n = (-(-k.shape[2] // lists.major) + lists.n_parts) * lists.major
                 sums = call.lse_log2.new_zeros(self.score.score.n_sums, *k.shape[:2], n)
-        dq_out, parts_out = _or(dq_sum, call.lse_log2), _or(parts, call.lse_log2)
-        seed = _or(call.seed, lists.items)
 
         def arguments():
             tiles, n_bh = self.tiles, k.shape[0] * k.shape[1]
@@ -206,10 +204,10 @@ class ColumnPass(_Pass):
                 descriptor(dk, major, width), descriptor(dv, major, width_v),
                 vector_descriptor(call.lse_log2, piece),
                 vector_descriptor(call.neg_delta, piece), call.lse_log2, call.neg_delta,
-                lists.items, lists.idx, lists.bit, lists.bits, call.counters, dq_out, parts_out,
-                seed, lists.n_items, lists.n_long, lists.batch, lists.heads, k.shape[1], n_bh,
-                together, lists.group, call.n_pad, -(-q.shape[2] // piece) + 1, k.shape[2],
-                lists.n_parts, *self.scalars(),
+                *lists[:4], call.counters, _or(dq_sum, call.lse_log2), _or(parts, call.lse_log2),
+                _or(call.seed, lists.items), lists.n_items, lists.n_long, lists.batch, lists.heads,
+                k.shape[1], n_bh, together, lists.group, call.n_pad, -(-q.shape[2] // piece) + 1,
+                k.shape[2], lists.n_parts, *self.scalars(),
             )  # fmt: skip
             options = self.options(parts) | {
                 "BLOCK_M": minor, "BLOCK_D": head_dim, "BLOCK_DV": dim_v,
@@ -229,8 +227,8 @@ class ColumnPass(_Pass):
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
-            q, k, v, dout, dk, dv, call.lse_log2, call.neg_delta, call.counters, dq_out,
-            parts_out, seed, *tables, sums,
+            q, k, v, dout, dk, dv, call.lse_log2, call.neg_delta, call.counters, dq_sum, parts,
+            call.seed, *tables, sums,
         )  # fmt: skip
         self.launch(tensors, arguments, lists[:4], (dout.stride(), shapes))
         if parts is not None:
@@ -249,7 +247,6 @@ class RowPass(_Pass):
         q, k, v, dout = call[:4]
         dq = call.gradient(0)
         parts = self.parts(lists, self.head_dim)
-        parts_out, seed = _or(parts, call.lse_log2), _or(call.seed, lists.items)
 
         def arguments():
             tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
@@ -261,7 +258,7 @@ class RowPass(_Pass):
                 descriptor(dq, 64, head_dim),
                 vector_descriptor(call.lse_log2, major),
                 vector_descriptor(call.neg_delta, major),
-                lists.items, lists.idx, lists.bit, lists.bits, call.counters, parts_out, seed,
+                *lists[:4], call.counters, _or(parts, call.lse_log2), _or(call.seed, lists.items),
                 lists.n_items, lists.n_long, lists.batch, lists.heads, q.shape[1], n_bh,
                 q.shape[1] // k.shape[1], call.n_pad, lists.n_parts, *self.scalars(),
             )  # fmt: skip
@@ -272,7 +269,7 @@ class RowPass(_Pass):
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
-            q, k, v, dout, dq, call.lse_log2, call.neg_delta, call.counters, parts_out, seed,
+            q, k, v, dout, dq, call.lse_log2, call.neg_delta, call.counters, parts, call.seed,
         )  # fmt: skip
         self.launch(tensors, arguments, lists[:4], dout.stride())
         if parts is not None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparseflash.cache import cache, on_clear, persistent
+from sparseflash.cache import on_clear, persistent
 from sparseflash.kernels.common.device import on
 from sparseflash.kernels.common.versions import is_tested
 
@@ -29,6 +29,7 @@ FUSED = {"enable_fp_fusion": True}
 _MAX_REPEATS = 64  # of a launch: layouts of gradients
 _MAX_MAPS = 64  # of an argument: torch's allocator returns to a few addresses
 _MAX_LAUNCHES = 512  # without a plan that are known
+_STREAM = 3  # its place in (*grid, stream, ...)
 
 Arguments = Callable[[], tuple[tuple[int, ...], Sequence[Any], dict[str, Any]]]
 
@@ -69,10 +70,23 @@ class Launch:
         repeat = self._repeats.get((layout, misaligned))
         fits = True
         if repeat is not None:
-            for i, j in repeat.alike:  # a tensor that had two places is taken for both
+            device, launcher, values, listed, pointers, maps, tuples, alike, runtime = repeat
+            for i, j in alike:  # a tensor that had two places is taken for both
                 fits = fits and addresses[i] == addresses[j]
-            if fits and repeat.device == torch._C._cuda_getDevice() and not repeat.hooked():
-                repeat.run(addresses)
+            hooked = runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls
+            if fits and not hooked and device == torch._C._cuda_getDevice():
+                values = values.copy()
+                for place, number in pointers:
+                    values[place] = addresses[number]
+                for place, number, encoded in maps:
+                    values[place] = encoded[addresses[number]]
+                for part in tuples:
+                    values[part] = [tuple(values[part])]
+                values[_STREAM] = torch._C._cuda_getCurrentRawStream(device)
+                if listed:
+                    launcher(*values[:listed], values[listed:])
+                else:
+                    launcher(*values)
                 return
         assert tensors[0] is not None
         device = tensors[0].get_device()  # -1: the CPU
@@ -142,22 +156,25 @@ def _known(arg: Any, tensors: list[Tensor]) -> Hashable:
     return arg
 
 
-def zeroed_counter(device: torch.device, size: int) -> Tensor:
-    """int32 zeros that kernels count their work with, and leave as zeros.
+_counters: dict[tuple[int, torch.device], Tensor] = {}  # by stream
+on_clear(_counters.clear)
+
+
+def zeroed_counter(device: torch.device) -> Tensor:
+    """int32 zeros (2,) that kernels count their work with, and leave as zeros.
 
     One for every stream. A CUDA graph, which may be replayed on any stream, has its own.
     """
     if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(size, dtype=torch.int32, device=device)
+        return torch.zeros(2, dtype=torch.int32, device=device)
     # what torch.cuda.current_stream() wraps, at a twentieth of its time
-    key = "counter", device, torch._C._cuda_getCurrentRawStream(device.index), size
-    counter = cache.get(key)
+    key = torch._C._cuda_getCurrentRawStream(device.index), device
+    counter = _counters.get(key)
     if counter is None:
-        make = lambda: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
-        counter = persistent(make, device)
-        if counter.is_cuda:  # it may be dropped while a kernel of this stream still counts with it
-            counter.record_stream(torch.cuda.current_stream(device))
-        cache.put(key, counter, [counter])
+        make = lambda: torch.zeros(2, dtype=torch.int32, device=device)  # noqa: E731
+        counter = _counters[key] = persistent(make, device)
+        # it may be dropped while a kernel of this stream still counts with it
+        counter.record_stream(torch.cuda.current_stream(device))
     return counter
 
 
@@ -165,62 +182,40 @@ class _Repeat(NamedTuple):
     """A compiled kernel with its arguments."""
 
     device: int
-    launcher: Any  # Triton's C function: (*grid, stream, *head, *arguments), or [*arguments] last
-    grid: tuple[int, ...]
-    head: tuple[Any, ...]
-    listed: bool  # whether it takes the kernel's arguments as a list
-    arguments: list[Any]  # of the kernel, without the addresses
-    pointers: list[tuple[int, int]]  # (place among the arguments, number of the tensor)
-    maps: list["_Map"]
-    tuples: list[slice]  # of arguments that are one with tensors, the last first
+    launcher: Any  # Triton's C function
+    values: list[Any]  # what it takes, without stream and addresses: see _STREAM
+    listed: int  # how many come before those that it takes as a list; 0: it takes none
+    pointers: list[tuple[int, int]]  # (place among the values, number of the tensor)
+    maps: list[tuple[int, int, "_Maps"]]  # likewise
+    tuples: list[slice]  # of values that are one with tensors, the last first
     alike: list[tuple[int, int]]  # numbers of tensors that are one
-    encode: Any
     runtime: Any  # Triton's knobs
-
-    def hooked(self) -> bool:
-        return bool(self.runtime.launch_enter_hook.calls or self.runtime.launch_exit_hook.calls)
-
-    def run(self, addresses: Sequence[int]) -> None:
-        values = self.arguments.copy()
-        for place, number in self.pointers:
-            values[place] = addresses[number]
-        for place, number, layout, encoded in self.maps:
-            address = addresses[number]
-            tensor_map = encoded.get(address)
-            if tensor_map is None:
-                if len(encoded) >= _MAX_MAPS:
-                    encoded.clear()
-                tensor_map = encoded[address] = self.encode(address, *layout)
-            values[place] = tensor_map
-        for part in self.tuples:
-            values[part] = [tuple(values[part])]
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
-        if self.listed:
-            self.launcher(*self.grid, stream, *self.head, values)
-        else:
-            self.launcher(*self.grid, stream, *self.head, *values)
 
     def bind(self, n: int, fixed: Sequence[int]) -> "_Repeat":
         """Return the same for the first `n` tensors, with the addresses of the `fixed` ones filled
         in.
         """
-        values = self.arguments.copy()
+        values = self.values.copy()
         for place, number in self.pointers:
             values[place] = None if number < n else fixed[number - n]
-        for place, number, layout, _ in self.maps:
-            values[place] = None if number < n else self.encode(fixed[number - n], *layout)
+        for place, number, encoded in self.maps:
+            values[place] = None if number < n else encoded[fixed[number - n]]
         pointers = [pointer for pointer in self.pointers if pointer[1] < n]
-        maps = [map_ for map_ in self.maps if map_.number < n]
-        return self._replace(arguments=values, pointers=pointers, maps=maps)
+        maps = [map_ for map_ in self.maps if map_[1] < n]
+        return self._replace(values=values, pointers=pointers, maps=maps)
 
 
-class _Map(NamedTuple):
-    """A tensor map among the arguments."""
+class _Maps(dict[int, Any]):
+    """The tensor maps of an argument by address."""
 
-    place: int
-    number: int  # of its tensor
-    layout: tuple[Any, ...]  # what it is encoded from beside the address
-    encoded: dict[int, Any]  # by address
+    def __init__(self, encode: Any, layout: tuple[Any, ...]):
+        self.encode, self.layout = encode, layout
+
+    def __missing__(self, address: int) -> Any:
+        if len(self) >= _MAX_MAPS:
+            self.clear()
+        tensor_map = self[address] = self.encode(address, *self.layout)
+        return tensor_map
 
 
 def _places(args: Sequence[Any], tensors: Sequence[Tensor | None]) -> dict[int, int]:
@@ -273,7 +268,9 @@ def _repeat(
     else:  # a C function for each signature
         head = *head, *scratch, compiled.packed_metadata, *hooks
         encode = utils.fill_tma_descriptor
-    values: list[Any] = []
+    grid = *grid, *(1,) * (3 - len(grid))
+    values = [*grid, None, *head]
+    front = len(values) if listed else 0
     pointers, maps, descriptors, tuples = [], [], 0, []
 
     def add(arg: Any) -> None:
@@ -296,11 +293,9 @@ def _repeat(
                 meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
                 meta["block_size"], list(arg.shape), list(arg.strides), int(arg.padding == "nan"),
             )  # fmt: skip
-            maps.append(_Map(len(values), places[id(arg.base)], layout, {}))
+            maps.append((len(values), places[id(arg.base)], _Maps(encode, layout)))
             values += [None, *arg.shape, *arg.strides]
         else:
             add(tuple(arg) if isinstance(arg, tuple) else arg)
-    grid = *grid, *(1,) * (3 - len(grid))
-    runtime = triton.knobs.runtime
-    filled = values, pointers, maps, tuples[::-1], []
-    return _Repeat(device, launcher, grid, head, listed, *filled, encode, runtime)
+    filled = values, front, pointers, maps, tuples[::-1], []
+    return _Repeat(device, launcher, *filled, triton.knobs.runtime)
