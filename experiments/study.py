@@ -33,7 +33,8 @@ def main() -> None:
     given = sys.argv[1:]
     name = next((word.removeprefix("name=") for word in given if word.startswith("name=")), None)
     if not {*given} - {"--help", "-h"}:
-        return print(listing())
+        lines = [f"  {name:16} {about}" for name, about in studies().items()]
+        return print("\n".join([(__doc__ or "").strip(), "", *lines]))
     try:
         choose("name", name, studies())
         study = import_module(f"experiments.studies.{name}")
@@ -55,12 +56,6 @@ def studies() -> dict[str, str]:
         if {"Options", "tables"} <= names:
             found[path.stem] = (ast.get_docstring(tree) or "").split("\n")[0]
     return found
-
-
-def listing() -> str:
-    """Return the studies, one a line."""
-    lines = [f"  {name:16} {about}" for name, about in studies().items()]
-    return "\n".join([(__doc__ or "").strip(), "", *lines])
 
 
 def help_text(study: ModuleType) -> str:

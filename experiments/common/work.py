@@ -32,16 +32,11 @@ def cores() -> int:
 @contextmanager
 def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Give a pool of processes, which Ctrl-C does not reach. An error in the block ends them."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _leave_alone) as pool:
+    context, ignored = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(workers, context, signal.signal, ignored) as pool:
         try:
             yield pool
         except BaseException:
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
-
-
-def _leave_alone() -> None:
-    """Ignore Ctrl-C in a process: the program that started it ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

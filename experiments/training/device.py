@@ -1,4 +1,4 @@
-"""The device of a run: autocast, random state, the order of sums, memory, and CUDA graphs."""
+"""The device of a run: autocast, the order of sums, memory, and CUDA graphs."""
 
 import gc
 import os
@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor
 
 MIB = 2**20
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by the name of the precision
@@ -19,24 +18,6 @@ WARM_UP = 3  # calls of a body before it is captured
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     """Return a context that computes in bfloat16 if that is `dtype`, else as before."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
-
-
-# ---- random streams
-
-
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the state of torch's random generators, on the CPU and on the device."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Restore a state that `random_state` returned."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 @contextmanager

@@ -13,16 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.training.device import (
-    DTYPES,
-    WARM_UP,
-    autocast,
-    capture,
-    lacks_memory,
-    random_state,
-    set_random_state,
-    warm_up,
-)
+from experiments.training.device import DTYPES, WARM_UP, autocast, capture, lacks_memory, warm_up
 from experiments.training.distributed import Group
 from experiments.training.evaluate import Objective, Order
 from experiments.training.settings import Training
@@ -149,13 +140,16 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Return everything that the next step depends on, as copies on the CPU."""
+        random = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
         return {
             "step": self.step,
             "model": self.weights(),
             "optimizer": {name: _copy(t) for name, t in self._moments().items()},
             "sums": _copy(self.group.sum(self.sums)),  # of all processes, of which one writes them
             "steepest": _copy(self.steepest),
-            "random": random_state(self.device),
+            "random": random,
         }
 
     def weights(self) -> dict[str, Tensor]:
@@ -171,7 +165,9 @@ class Trainer:
         self.step = state["step"]
         self._steps.fill_(self.step)
         self._filled = 0
-        set_random_state(state["random"], self.device)
+        torch.set_rng_state(state["random"]["cpu"])
+        if self.device.type == "cuda" and "cuda" in state["random"]:
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
 
     def _moments(self) -> dict[str, Tensor]:
         return self.optimizer.state[self.flat.values]

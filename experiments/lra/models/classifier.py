@@ -187,18 +187,14 @@ class Classifier(nn.Module):
             x = x + (self.waves() if self.config.positions == "waves" else self.positions)
         if self.context is not None:
             x = self.context.shard(x)
-        first, *seeds = self._seeds(x.device)
+        count = 1 + Block.dropouts * len(self.blocks)
+        drops = torch.compiler.is_compiling() and self.training and self.config.dropout > 0
+        first, *seeds = draw_seeds(count, x.device).unbind() if drops else [None] * count
         x = self.dropout(x, first)
         for i, block in enumerate(self.blocks):
             own = seeds[i * Block.dropouts : (i + 1) * Block.dropouts]
             x = block(x, lengths if plans is None else plans[i], own)
         return x
-
-    def _seeds(self, device: torch.device) -> Sequence[Tensor | None]:
-        """Of the dropout of the embedding, and of those of each block, under torch.compile."""
-        count = 1 + Block.dropouts * len(self.blocks)
-        drops = torch.compiler.is_compiling() and self.training and self.config.dropout > 0
-        return draw_seeds(count, device).unbind() if drops else [None] * count
 
     def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         """(B, dim): one state of each sequence, as `ModelConfig.pool` says."""

@@ -251,13 +251,13 @@ def _shelves(movies: dict[str, np.ndarray], seed: int) -> dict[str, list[np.ndar
             f"{FOLDER} has {len(train)} movies of train and {len(test)} of test with {LEAST} "
             f"reviews or more: {UNPACK}"
         )
-    titles = sorted(train)
+    titles = list(train)  # by number, as pandas groups them
     held = max(2, round(HELD_OUT * len(titles)))
     order = np.random.default_rng([seed, len(task.SPLITS)]).permutation(len(titles))
     return {
         "train": [train[titles[i]] for i in np.sort(order[held:])],
         "val": [train[titles[i]] for i in np.sort(order[:held])],
-        "test": [test[title] for title in sorted(test)],
+        "test": list(test.values()),
     }
 
 
