@@ -33,7 +33,7 @@ def run(run_program):
 
 def test_a_program_gets_its_options_and_its_command(run):
     status, _, [(options, command)] = run("out=a b", "rows=x.jsonl")
-    assert status == 0 and options == Options("x.jsonl", "a b", None, True)
+    assert status == 0 and options == Options("x.jsonl", "a b", True)
     assert command == "python -m experiments.plot 'out=a b' rows=x.jsonl"
     _, _, [(options, command)] = run("rows=${out}")
     assert options.rows == options.out and command.endswith(" 'rows=${out}'")
