@@ -292,7 +292,7 @@ class Not(Mask):
     def place(self, grid: Grid) -> Placed:
         inner = self.part.place(grid)
         return Placed(
-            rl.invert(inner.runs),
+            rl.Runs(inner.runs.starts, rl.FULL - inner.runs.codes),
             lambda s, q, k: ~inner.allowed(s, q, k),
             inner.signature,
             inner.changes,
@@ -301,15 +301,14 @@ class Not(Mask):
 
 def any_changes(placed: list[Placed]) -> tuple[Changes | None, Changes | None]:
     """`Placed.changes` of what is made of others, pair by pair."""
-    q, k = (_any([p.changes[side] for p in placed]) for side in (0, 1))
-    return q, k
 
+    def of(side: int) -> Changes | None:
+        known = [changes for p in placed if (changes := p.changes[side]) is not None]
+        if len(known) < len(placed):
+            return None
+        return lambda s, token: reduce(np.logical_or, (changes(s, token) for changes in known))
 
-def _any(found: list[Changes | None]) -> Changes | None:
-    known = [changes for changes in found if changes is not None]
-    if len(known) < len(found):
-        return None
-    return lambda s, token: reduce(np.logical_or, (changes(s, token) for changes in known))
+    return of(0), of(1)
 
 
 def inherit(

@@ -5,7 +5,8 @@ import inspect
 import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -133,20 +134,14 @@ def layout_extents(
     return batch, heads, tokens[0], tokens[1], *sizes
 
 
-class Installed:
+@contextmanager
+def installed(what: str, package: str, extra: str) -> Iterator[None]:
     """Context of the imports of an optional package: an ImportError names what to install."""
-
-    def __init__(self, what: str, package: str, extra: str | None = None):
-        self.what, self.package, self.extra = what, package, extra
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, ImportError):
-            extra = f", or the extra '{self.extra}' of sparseflash" if self.extra else ""
-            remedy = f"pip install '{self.package}'{extra}"
-            raise type(error)(f"{self.what} ({error}): {remedy}", name=error.name) from None
+    try:
+        yield
+    except ImportError as error:
+        remedy = f"pip install '{package}', or the extra '{extra}' of sparseflash"
+        raise type(error)(f"{what} ({error}): {remedy}", name=error.name) from None
 
 
 def argument_places(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.checks import Installed, file_path, integer
+from masks.checks import file_path, installed, integer
 from masks.files import replace
 from masks.segments import cover, row_segments
 from masks.tiles import EMPTY, FULL, unpack_bits
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLOURS = {"empty": "#f2f2f2", "partial": "#e69f00", "full": "#0072b2"}
 MAX_PIXELS = 512  # a side
 EXAMPLE = "mask.png"
-NEEDS_MATPLOTLIB = Installed("pictures of masks need matplotlib", "matplotlib>=3.8", "draw")
+MATPLOTLIB = "pictures of masks need matplotlib", "matplotlib>=3.8", "draw"  # for `installed`
 FAINTEST = 0.45  # strength of a pixel that stands for hardly any non-empty block
 MOST_LINES = 40  # between blocks, where tokens are shown
 
@@ -41,7 +41,7 @@ def draw(
     """Return a picture of one slice; see `BlockMask.draw`."""
     if path is not None:
         file_path(path, EXAMPLE, opened=True)
-    with NEEDS_MATPLOTLIB:
+    with installed(*MATPLOTLIB):
         from matplotlib.axes import Axes
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch

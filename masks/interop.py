@@ -47,7 +47,8 @@ def to_flex(
     import torch
     from torch.nn.attention.flex_attention import BlockMask as FlexMask
 
-    check_built(blocks)
+    if not isinstance(blocks, BlockMask):
+        raise ValueError(f"blocks is {shown(blocks)}: give a BlockMask, such as mask.build(n)")
     check_mask_mod(mask_mod)
     arrays = 5 if mask_mod is None else 4
     check_size("FlexAttention's square lists", 4 * arrays * blocks.grid.size, limit_gib)
@@ -179,12 +180,6 @@ def _listed(grid: Grid, counts: Any, indices: Any) -> Ints:
             f"there are {grid.n_k} keys in blocks of {grid.block_k}"
         )
     return line.astype(np.int64) * grid.cols + col
-
-
-def check_built(blocks: Any) -> None:
-    """Raise ValueError for what is no block mask of `masks`, such as a mask without a length."""
-    if not isinstance(blocks, BlockMask):
-        raise ValueError(f"blocks is {shown(blocks)}: give a BlockMask, such as mask.build(n)")
 
 
 def shown(value: Any) -> str:

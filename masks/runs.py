@@ -229,22 +229,7 @@ def merge(a: Runs, b: Runs, operator: np.ufunc) -> Runs:
     return Runs(starts[last][keep], codes[keep])
 
 
-def invert(runs: Runs) -> Runs:
-    """Return the complement block by block."""
-    return Runs(runs.starts, FULL - runs.codes)
-
-
-def spread(runs: Runs, area: int, sources: Ints) -> Runs:
-    """Return runs whose slice i is slice sources[i] of `runs`, of `area` blocks each."""
-    return _stitch([(runs, source) for source in sources.tolist()], area)
-
-
-def choose(options: list[Runs], grid: Grid, numbers: Ints) -> Runs:
-    """Return runs whose slice i is slice i of options[numbers[i]], all of them on `grid`."""
-    return _stitch([(options[number], i) for i, number in enumerate(numbers.tolist())], grid.area)
-
-
-def _stitch(slices: list[tuple[Runs, int]], area: int) -> Runs:
+def stitch(slices: list[tuple[Runs, int]], area: int) -> Runs:
     """Return runs whose slice i is the given slice of the given runs, of `area` blocks a slice."""
     starts, codes = [], []
     for i, (runs, source) in enumerate(slices):

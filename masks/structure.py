@@ -76,7 +76,7 @@ class Heads(_Turns):
         placed = [part.place(grid) for part in self.parts]
         count = len(placed)
         turns = np.arange(grid.slices) % grid.heads % count
-        runs = rl.choose([p.runs for p in placed], grid, turns)
+        slices = [(placed[turn].runs, i) for i, turn in enumerate(turns.tolist())]
 
         def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
             turn = s % grid.heads % count
@@ -95,7 +95,7 @@ class Heads(_Turns):
                     columns[-1][mine] = column
             return columns
 
-        return Placed(runs, allowed, signature)
+        return Placed(rl.stitch(slices, grid.area), allowed, signature)
 
 
 class Layers(_Turns):

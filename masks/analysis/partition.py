@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.checks import file_path, flag, integer
-from masks.draw import COLOURS, EXAMPLE, NEEDS_MATPLOTLIB, save
+from masks.checks import file_path, flag, installed, integer
+from masks.draw import COLOURS, EXAMPLE, MATPLOTLIB, save
 from masks.runs import Bools, Ints
 from masks.segments import Segments
 from masks.types import BlockMask
@@ -233,7 +233,7 @@ class Partition:
 
     def draw(self, path: Any = None, ax: "Axes | None" = None) -> "Axes":
         """Draw the work and the transfers of every rank; needs matplotlib, but no display."""
-        with NEEDS_MATPLOTLIB:
+        with installed(*MATPLOTLIB):
             from matplotlib import pyplot as plt
         if path is not None:
             file_path(path, EXAMPLE)

@@ -135,7 +135,8 @@ def place_own(mask: Mask, grid: Grid, place: Callable[[Grid], Placed]) -> Placed
         return None if inner is None else lambda s, token: inner(own_slice[s], token)
 
     q, k = map(own_changes, placed.changes)
-    return Placed(rl.spread(placed.runs, grid.area, own_slice), allowed, signature, (q, k))
+    runs = rl.stitch([(placed.runs, source) for source in own_slice.tolist()], grid.area)
+    return Placed(runs, allowed, signature, (q, k))
 
 
 def by_code(runs: Runs, alike: Callable[[Ints], list[Ints]]) -> Callable[[Ints], list[Ints]]:

@@ -135,7 +135,7 @@ class BlockSignature:
         return tuple(found)
 
     def _truth(self, node: Expression) -> Alike:
-        codes = np.broadcast_to(self.bounds.codes(node), self.shape)
+        codes = np.broadcast_to(self.bounds.of(node), self.shape)
         open_ = codes == MIXED
         state = np.where(open_, 0, np.where(codes == FULL, 1, 2)).astype(np.int64)
         columns = self._against(node, open_) or _only(self._all(inputs(node)), open_)
@@ -171,7 +171,7 @@ class BlockSignature:
     def _number(self, node: Expression) -> Alike:
         if node.kind != INT:  # a real: no base
             return Alike(np.zeros(self.shape, np.int64), self._all(node.args))
-        low, high = (np.broadcast_to(bound, self.shape) for bound in self.bounds.range(node))
+        low, high = (np.broadcast_to(bound, self.shape) for bound in self.bounds.of(node))
         base, columns = self._integer(node)
         same = low == high
         # A block where the number is the same everywhere has it for its base.
@@ -193,7 +193,7 @@ class BlockSignature:
 
     def _divided(self, node: Expression, divisor: int) -> Alike:
         base, columns = self._of(node.args[0])
-        low, high = self.bounds.range(node.args[0])
+        low, high = self.bounds.of(node.args[0])
         quotient = low // divisor
         steps = np.broadcast_to(quotient != high // divisor, self.shape)
         phase = _only((base % divisor,), steps)

@@ -42,21 +42,14 @@ class Bounds:
         self.symbols = symbols
         self.known: dict[Expression, Any] = {}
 
-    def codes(self, node: Expression) -> Codes:
-        """uint8, the code of a truth value in each rectangle."""
-        return self._of(node)
-
-    def range(self, node: Expression) -> Range:
-        """Bounds of a number in each rectangle."""
-        return self._of(node)
-
-    def _of(self, node: Expression) -> Any:
+    def of(self, node: Expression) -> Any:
+        """Return the `Range` of a number, or the `Codes` of a truth value, in each rectangle."""
         found = self.known.get(node)
         if found is None:
             if node.op in self.symbols:
                 found = self.symbols[node.op]
             else:
-                found = RULES[node.op](node, *map(self._of, inputs(node)))
+                found = RULES[node.op](node, *map(self.of, inputs(node)))
             if node.kind == REAL:
                 found = _finite(*found)
             self.known[node] = found

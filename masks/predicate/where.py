@@ -203,7 +203,7 @@ class Rule(Leaf):
 
         def look(window: Grid) -> tuple[Ints, Codes]:
             with np.errstate(all="ignore"):
-                return classify(window, lambda squares: self._bounds(window, squares).codes(rule))  # pyright: ignore[reportArgumentType]
+                return classify(window, lambda squares: self._bounds(window, squares).of(rule))  # pyright: ignore[reportArgumentType]
 
         repeats = self.repeats(grid) if grid.whole else None
         copies = Copies(grid, repeats) if repeats else None

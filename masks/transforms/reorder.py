@@ -100,7 +100,7 @@ def permuted(order: ArrayLike, *, side: str = "both") -> "Reorder":
     if not np.array_equal(np.sort(data), np.arange(len(data))):
         raise ValueError(f"order must hold each of 0..{len(data) - 1} once")
     data.flags.writeable = False
-    return Reorder(choice("side", side, SIDES), given_order, (data,))
+    return Reorder(choice("side", side, SIDES), np.asarray, (data,))
 
 
 class Reorder(Transform):
@@ -288,11 +288,6 @@ def _cells(fine: Runs, ends: Ints, local: Ints, line: Ints, width: int) -> tuple
     inside = some[:-1] > 0
     of, at = expand(x[:-1][inside], x[1:][inside])
     return at, full[:-1][inside][of]
-
-
-def given_order(order: Ints) -> Ints:
-    """Return the order itself."""
-    return order
 
 
 @lru_cache(maxsize=8)

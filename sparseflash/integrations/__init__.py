@@ -3,6 +3,7 @@
 Import the module of the library: each needs that library only.
 """
 
+from contextlib import AbstractContextManager
 from functools import reduce
 from operator import and_
 
@@ -12,15 +13,15 @@ from torch import Tensor
 
 import masks
 from masks import Mask, mask_from
-from masks.checks import Installed
+from masks.checks import installed
 
 FORBIDS = -9_000.0  # models write -10,000 for it, which bfloat16 rounds
 
 
-def integration(package: str, version: str) -> Installed:
+def integration(package: str, version: str) -> AbstractContextManager[None]:
     """Context of the imports of a package, which the extra 'models' installs."""
     name = f"sparseflash.integrations.{package} needs {package} {version} or newer"
-    return Installed(name, f"{package}>={version}", "models")
+    return installed(name, f"{package}>={version}", "models")
 
 
 def join(*parts: Mask | None) -> Mask | None:
