@@ -11,7 +11,6 @@ import sparseflash
 from sparseflash import score_rules
 from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
 from sparseflash.schedule.tile_lists import tile_lists
-from sparseflash.testing import logits, relative_error
 from tests.attention_cases import (
     DTYPES,
     GPU_LENGTHS,
@@ -24,6 +23,7 @@ from tests.attention_cases import (
 )
 from tests.gpu_calls import GPU, MASK, SAME_BITS, captured, inputs, pairwise
 from tests.problems import problem_of
+from tests.sparseflash.backends.test_max_scores import assert_right, attend
 from tests.sparseflash.score import test_triton
 
 pytestmark = GPU
@@ -174,15 +174,6 @@ def test_softcap_of_scores_of_both_kinds(softcap, dtype):
 # the largest logit of each query
 
 
-def attend(*args, **options):
-    return sparseflash.attention(*args, return_max_scores=True, **options)
-
-
-def wanted(q, k, mask, **options):
-    dense = torch.from_numpy(mask.build(q.shape[2], k.shape[2]).to_dense()).to(q.device)
-    return logits(q.detach(), k.detach(), dense, **options).amax(-1)
-
-
 @pairwise(
     **{"n_q, n_k": [(1000, 1000), (1, 700), (130, 2000)]},
     mask=[None, masks.causal(align="bottom_right")],
@@ -200,4 +191,4 @@ def test_maxima_cuda_graphs(backend):
     for factor in (-1.0, 3.0):
         q.mul_(factor)
         graph.replay()
-        assert relative_error(maxima, wanted(q, k, MASK)) < 1e-5
+        assert_right(maxima, q, k, MASK)

@@ -123,16 +123,11 @@ def test_unknown_option_is_refused():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_numbers_of_numpy_pass(dtype):
-    options = [
-        {
-            "scale": kind(0.5),
-            "dropout_p": kind(0.25),
-            "seed": seed,
-            "score": score_rules.softcap(kind(2)),
-        }
-        for kind, seed in ((float, 3), (dtype, np.int64(3)))
-    ]
-    ours, theirs = (sparseflash.attention(**GOOD, **given) for given in options)
+    def call(kind, seed):
+        score, options = score_rules.softcap(kind(2)), {"scale": kind(0.5), "dropout_p": kind(0.25)}
+        return sparseflash.attention(**GOOD, **options, seed=seed, score=score)
+
+    ours, theirs = call(float, 3), call(dtype, np.int64(3))
     assert torch.equal(ours, theirs)
 
 

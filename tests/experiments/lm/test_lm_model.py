@@ -58,10 +58,7 @@ def test_one_compilation_serves_all_blocks(provider, mask, positions, mlp, monke
     counter = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
     torch.manual_seed(0)
-    sizes, tokens = (
-        Sizes(10, 32, 2, mlp=mlp),
-        tokens_of(),
-    )  # more blocks than torch compiles of a function
+    sizes, tokens = Sizes(10, 32, 2, mlp=mlp), tokens_of()  # more than torch compiles of a function
     causal = resolve(mask)
     model = LanguageModel(sizes, VOCAB, N, provider, causal, positions=positions)
     for block in model.layers:  # what keeps its mask makes it before

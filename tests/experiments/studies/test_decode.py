@@ -18,16 +18,6 @@ CHOSEN = Found(STEP | {"mask": f"{SELECTED}(1)"})
 SMALL = ["lengths=[128]", "heads=4", "kv_heads=2", "head_dim=32", "chosen=64"]
 
 
-def test_refusals(study):
-    for words, message in (
-        ("lengths=[100]", "lengths=100: give multiples of 64"),
-        ("heads=6 kv_heads=4", "heads=6.*kv_heads=4"),
-        ("providers=[flashinfr]", "did you mean flashinfer"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            study("decode", *words.split()).go()
-
-
 def test_a_table_has_medians_of_one_version_and_one_number_of_chosen_blocks():
     row = STEP | {"provider": "cpu", "step": "decode", "device": "a", "torch": "2", "triton": ""}
     row |= {"source": "s", "status": OK, "share": 0.5, "ms_median": 1.0, "round": 1}

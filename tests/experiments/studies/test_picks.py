@@ -53,15 +53,6 @@ def test_the_share_of_causal_attention_is_its_own(study, one):
         assert row.share == pytest.approx(161 / 320)
 
 
-def test_refusals(study):
-    for words, message in (
-        (['selectors=["top_k(2)"]'], "has no picks; give moba or nsa"),
-        (["heads=3", "kv_heads=2"], "heads=3.*kv_heads=2"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            study("picks", *words).go()
-
-
 def test_peers_get_a_list_for_each_key_head():
     shape = Found(NSA | {"mask": "moba(128, 1)", "dtype": "bfloat16"})
     for peer in ("fla", "cudnn"):

@@ -81,6 +81,18 @@ def test_a_study_measures_what_is_lacking_and_makes_tables(name, measured, study
         module.figures(frame(rows))
 
 
+def test_options_are_refused(study):
+    for given, message in {
+        "decode lengths=[100]": "lengths=100: give multiples of 64",
+        "decode heads=6 kv_heads=4": "heads=6.*kv_heads=4",
+        "decode providers=[flashinfr]": "did you mean flashinfer",
+        "picks 'selectors=[\"top_k(2)\"]'": "has no picks; give moba or nsa",
+        "picks heads=3 kv_heads=2": "heads=3.*kv_heads=2",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            study(*shlex.split(given)).go()
+
+
 def test_a_step_is_counted_and_timed_by_class(measured):
     standard, ours = measured("operators", "models=[tiny]", "layers=1")
     (n, dim, vocab), products = (128, 32, 128), operators.PRODUCTS

@@ -19,7 +19,8 @@ def attend(*args, **options):
 def assert_right(maxima, q, k, mask=None):
     """Against float64."""
     dense = None if mask is None else mask.build(q.shape[2], k.shape[2]).to_dense()
-    wanted = logits(q, k, dense if dense is None else torch.from_numpy(dense)).amax(-1)
+    dense = dense if dense is None else torch.from_numpy(dense).to(q.device)
+    wanted = logits(q, k, dense).amax(-1)
     limit = 1e-12 if maxima.dtype == torch.float64 else 1e-5
     assert relative_error(maxima, wanted) < limit and not maxima.requires_grad
 

@@ -4,6 +4,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def without_the_interpreter_of_triton(monkeypatch):
-    # not the environment: kernels keep for good what holds when they are imported
-    monkeypatch.setattr("sparseflash.backends.triton.interpreted", lambda: False)
+def without_the_interpreter_of_triton(no_interpreter):
+    pass
