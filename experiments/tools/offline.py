@@ -167,6 +167,8 @@ def compiled_by(
         mock.patch("torch.cuda.device", lambda device: contextlib.nullcontext()),
         mock.patch("torch.cuda.get_device_properties", lambda device: properties),
         mock.patch("torch.cuda.is_current_stream_capturing", lambda: False),
+        mock.patch("torch.cuda.current_stream", lambda device: None),
+        mock.patch.object(Tensor, "record_stream", lambda tensor, stream: None),
         mock.patch.object(tma, "has_tma", lambda device: chip.tma),
         mock.patch.object(portable, "family_of", lambda device: chip.family),
     ):
