@@ -128,6 +128,8 @@ class Classifier(nn.Module):
         """
         if tokens.shape[-1] != self.length:
             raise ValueError(f"a sequence has {tokens.shape[-1]} tokens, the model {self.length}")
+        if places is not None and not self.config.lm_head:
+            raise ValueError("tokens are predicted by a model with lm_head=True")
         pairs = tokens.flatten(0, 1) if self.pair else tokens
         plans = None
         if self.pad_black:
