@@ -262,19 +262,6 @@ class Load(NamedTuple):
         return cls(int(counts.min()), float(counts.mean()), int(counts.max()))
 
 
-def row_loads(segments: Segments) -> Ints:
-    """(slices, rows): non-empty key blocks of every query block."""
-    grid = segments.grid
-    loads = np.bincount(segments.line, segments.length, grid.slices * grid.rows)
-    return loads.astype(np.int64).reshape(grid.slices, grid.rows)
-
-
-def column_loads(segments: Segments) -> Ints:
-    """(slices, cols): non-empty query blocks of every key block."""
-    grid = segments.grid
-    return cover(grid.slices, grid.cols, segments.s, segments.first, segments.stop)
-
-
 def cover(lines: int, cols: int, line: Ints, first: Ints, stop: Ints) -> Ints:
     """(lines, cols): how many of the column intervals [first, stop) of a line hold a column."""
     size = lines * (cols + 1)

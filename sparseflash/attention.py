@@ -18,7 +18,6 @@ from sparseflash.dynamic.lengths import (
     attend_within,
     check_bounds,
     keep_within,
-    padding_for,
 )
 from sparseflash.dynamic.selection import Selection
 from sparseflash.operators.attention import call_operator, plain, run
@@ -225,8 +224,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, **call: Unpac
     if lengths is not None or starts is not None:
         factor = scale_or_default(options.scale, q.shape[-1])
         lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
-        padding = padding_for(score, mask, q.shape[2], k.shape[2])
-        q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding, starts)
+        q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, starts, factor, score)
     request = request_of(q, k, v, mask, options, needs_grad=True)
     problem = problem_of(request)
     if request.mask is not None:  # raises where it does not fit

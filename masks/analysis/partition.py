@@ -406,15 +406,10 @@ def _snake(n: int, blocks: Segments, ranks: int) -> Ints:
     return owner
 
 
-def _chunks(n: int, blocks: Segments, ranks: int) -> tuple[Ints, Ints, int]:
-    """Return the chunk of every block of tokens, the work of each chunk, and chunks of a rank."""
+def _greedy(n: int, blocks: Segments, ranks: int) -> Ints:
     each = max(1, min(CHUNKS, n // ranks))
     chunk = np.arange(n) * (each * ranks) // n
-    return chunk, np.bincount(chunk[blocks.row], minlength=each * ranks), each
-
-
-def _greedy(n: int, blocks: Segments, ranks: int) -> Ints:
-    chunk, cost, each = _chunks(n, blocks, ranks)
+    cost = np.bincount(chunk[blocks.row], minlength=each * ranks)
     need = np.zeros((len(cost), n), bool)
     need[chunk[blocks.row], blocks.col] = True
     need[chunk, np.arange(n)] = False  # own keys

@@ -10,9 +10,8 @@ from masks.segments import (
     Segments,
     allowed_pairs,
     area,
-    column_loads,
+    cover,
     ranges,
-    row_loads,
     seeing,
     seen,
 )
@@ -130,7 +129,8 @@ def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = Non
     segments = Segments.of(blocks, batch, head)
     grid = segments.grid
     pairs, all_pairs = allowed_pairs(segments), grid.slices * grid.n_q * grid.n_k
-    rows, columns = row_loads(segments), column_loads(segments)
+    rows = np.bincount(segments.line, segments.length, grid.slices * grid.rows)
+    columns = cover(grid.slices, grid.cols, segments.s, segments.first, segments.stop)
     full = int(segments.length[segments.full].sum())
     sees, keys_seen = seeing(segments), seen(segments)
     back, ahead = _extents(segments)
@@ -205,6 +205,6 @@ def spans(ranges: Sequence[tuple[int, int]], most: int = 3) -> str:
     return f"{text} and {more} more range{'s' * (more > 1)}" if more else text
 
 
-def count_of(count: int, one: str, many: str | None = None) -> str:
-    """`1 query`, `5 queries`."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
+def count_of(count: int, one: str) -> str:
+    """`1 layer`, `5 layers`."""
+    return f"{count} {one if count == 1 else one + 's'}"

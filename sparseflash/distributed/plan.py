@@ -227,10 +227,8 @@ class ContextParallel:
 
     def _made(self, source: Any, mask: BlockMask, found: Partition) -> "ContextParallel":
         heads = self.number, self.whole_heads
-        return ContextParallel(self._group(), source, mask, found, self.route, *heads)
-
-    def _group(self) -> Any:
-        return self.group if self.bound else (self.rank, self.ranks)
+        group = self.group if self.bound else (self.rank, self.ranks)
+        return ContextParallel(group, source, mask, found, self.route, *heads)
 
     def within(self, lengths: Tensor, starts: Tensor | None) -> "ContextParallel":
         """Return the plan for the tokens of each sequence from its start on, within its length."""

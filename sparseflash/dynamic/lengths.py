@@ -62,8 +62,8 @@ def attend_within(
     call["scale"] = scale_or_default(call.get("scale"), q.shape[-1])
     return_lse = call.pop("return_lse", False)
     n_q, n_k = q.shape[2], k.shape[2]
-    padding = padding_for(call.get("score"), mask, n_q, n_k, padding)
-    q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, call["scale"], padding, starts)
+    given = lengths, starts, call["scale"], call.get("score"), padding
+    q, k, v, mask, lowest = keep_within(q, k, v, mask, *given)
     out, lse, *scores = attend(q, k, v, mask, return_lse=True, **call)
     if _by_kernels(q, k, v):
         kinds = tuple((n_q == n_k, 0, 0.0, 0.0, fill) for fill in (0.0, -torch.inf))
@@ -81,37 +81,31 @@ def attend_within(
 
 
 def keep_within(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, lengths: Tensor, scale: float,
-    padding: str = "auto", starts: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, lengths: Tensor, starts: Tensor | None,
+    scale: float, score: Any, padding: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Any, float]:  # fmt: skip
     """q, k, v and mask for attention over the keys within the bounds, and the LSE that a query with
     no such key does not exceed.
 
+    score: a score function changes the score of a hidden key, so that padding is skipped, or a mask
+        or extents that cannot skip raise ValueError.
     padding: "skip" leaves out the blocks of padding, for a mask that is None, a `masks.Mask` or a
         `masks.BlockMask`, the same for every batch entry, and N_q = N_k, a multiple of the block
         size: 128, or that of the BlockMask, 32, 64 or 128. "hide" takes every mask.
         "auto" skips where that is possible and N is at least 1024, but hides inside torch.compile,
         which cannot trace the block lists.
     """
-    if padding == "auto":
+    if score is not None:
+        how = "pad to that, or pass an array as mask that has the lengths"
+        check_skippable(mask, q.shape[2], k.shape[2], f"beside a score it cannot be hidden: {how}")
+        padding = "skip"
+    elif padding == "auto":
         # a compiler must not meet the conditions on N: each would be a guard of its graph
         hide = torch.compiler.is_compiling() or k.shape[2] < SHORTEST
         padding = "hide" if hide or not skippable(mask, q.shape[2], k.shape[2]) else "skip"
     if padding == "skip":
         return q, k, v, _schedule(mask, lengths, q, starts), -torch.inf
     return *hide_padding(q, k, v, lengths, scale, starts), mask, HIDDEN / 2
-
-
-def padding_for(score: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto") -> str:
-    """Return the padding for this score function, which changes the score of a hidden key.
-
-    Raises ValueError where one meets a mask or extents that cannot skip.
-    """
-    if score is None:
-        return padding
-    how = "pad to that, or pass an array as mask that has the lengths"
-    check_skippable(mask, n_q, n_k, f"beside a score it cannot be hidden: {how}")
-    return "skip"
 
 
 def check_bounds(
