@@ -136,13 +136,13 @@ def _forward(q, k, v, *arguments):
     call = Call(*arguments)
     cp = PLANS[call.plan]
     cp.agree(q, v, call.sink, call.score, call.seed, call._asdict())
-    part, units, group = cp.part, cp.units, cp.group
+    part, units = cp.part, cp.units
     places, keys, queries, rows = cp.on_device(q.device)
     fetched = guests = q.new_empty(0)
     if keys:
-        coming = cp.count(keys.send(_rowwise(k), _rowwise(v), group=group))
+        coming = keys.send(keys.outgoing.pack(_rowwise(k), _rowwise(v)), cp)
     if queries:
-        visiting = cp.count(queries.send(_rowwise(q), group=group))
+        visiting = queries.send(queries.outgoing.pack(_rowwise(q)), cp)
     own_k, own_v = k, v
     if part.together:
         fetched = keys.place(coming.wait())
@@ -152,7 +152,7 @@ def _forward(q, k, v, *arguments):
         guests = queries.place(visiting.wait())
         found = call.forward(units.tensor(guests), k, v, part.guests, places.guests)
         results = _with_numbers(units, found[0], found[1])
-        home = cp.count(queries.send_back(results, group))
+        home = queries.send_back(results, cp)
     if keys and not part.together:
         fetched = keys.place(coming.wait())
         if part.remote is not None:
@@ -170,12 +170,12 @@ def _forward(q, k, v, *arguments):
 def _backward(dout, dlse, q, k, v, out, lse, fetched, guests, *arguments):
     call = Call(*arguments)
     cp = PLANS[call.plan]
-    part, units, group = cp.part, cp.units, cp.group
+    part, units = cp.part, cp.units
     places, keys, queries, rows = cp.on_device(q.device)
     own = Queries(q, out, lse, _rowwise(dout), dlse)
     local = remote = visited = None
     if queries:
-        visiting = cp.count(queries.send_packed(_of_guests(queries, own), group))
+        visiting = queries.send(_of_guests(queries, own), cp)
     if keys:
         if part.together:
             own_k, own_v = joined(keys, k, v, fetched)
@@ -187,15 +187,15 @@ def _backward(dout, dlse, q, k, v, out, lse, fetched, guests, *arguments):
             remote = call.backward(own.of(rows), *come, part.remote, places.remote)
             far = torch.cat([units.of(t).flatten(0, 2) for t in remote[1:3]], -1)
         if cp.early:
-            home = cp.count(keys.send_back(far, group))
+            home = keys.send_back(far, cp)
     if queries:
         visitors = _visitors(units, queries.place(visiting.wait()), guests, lse.dtype)
         visited = call.backward(visitors, k, v, part.guests, places.guests)
-        returning = cp.count(queries.send_back(units.of(visited[0]).flatten(0, 2), group))
+        returning = queries.send_back(units.of(visited[0]).flatten(0, 2), cp)
     if local is None:
         local = call.backward(own, k, v, part.local, places.local)
     if keys and not cp.early:
-        home = cp.count(keys.send_back(far, group))
+        home = keys.send_back(far, cp)
     dq, dk, dv, dtables = local
     if remote is not None:
         if rows is None:

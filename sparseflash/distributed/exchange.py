@@ -180,13 +180,9 @@ class Transfer:
         unit = (line + torch.arange(self.blocks, device=device)).flatten()
         return Chosen(self.outgoing.units, unit, own + self.blocks)
 
-    def send(self, *tensors: Tensor, group: Any) -> "Pending":
-        """Begin to send units of tensors, side by side."""
-        return self.send_packed(self.outgoing.pack(*tensors), group)
-
-    def send_packed(self, packed: Tensor, group: Any) -> "Pending":
+    def send(self, packed: Tensor, cp: Any) -> "Pending":
         """Begin to send what `outgoing.pack` gave."""
-        return Pending(packed, self.received, self.sent, group)
+        return Pending(packed, self.received, self.sent, cp)
 
     def place(self, come: Tensor) -> Tensor:
         """Return the units that came, in their slots; 0 in slots that nothing was sent for."""
@@ -195,10 +191,10 @@ class Transfer:
         whole = come.new_zeros(self.lines * self.blocks, *come.shape[1:])
         return whole.index_copy_(0, self.slots, come)
 
-    def send_back(self, units: Tensor, group: Any) -> "Pending":
+    def send_back(self, units: Tensor, cp: Any) -> "Pending":
         """Begin to send units of the received tensor to where they came from."""
         packed = units if self.slots is None else units.index_select(0, self.slots)
-        return Pending(packed.contiguous(), self.sent, self.received, group)
+        return Pending(packed.contiguous(), self.sent, self.received, cp)
 
     def add(self, tensors: Sequence[Tensor], come: Tensor) -> None:
         """Add what came back, side by side, to the units that were sent: rank by rank, in place."""
@@ -227,13 +223,14 @@ class Transfer:
 
 
 class Pending:
-    """Units that are on their way."""
+    """Units that are on their way among the ranks of a plan, which counts the bytes."""
 
-    def __init__(self, packed: Tensor, come: list[int], gone: list[int], group: Any):
-        self.nbytes, self.packed = packed.nbytes, packed
+    def __init__(self, packed: Tensor, come: list[int], gone: list[int], cp: Any):
+        cp.bytes_sent += packed.nbytes
+        self.packed = packed
         self.got = packed.new_empty(sum(come), *packed.shape[1:])
         self.work: Any = dist.all_to_all_single(
-            self.got, packed, come, gone, group=group, async_op=True
+            self.got, packed, come, gone, group=cp.group, async_op=True
         )
         if packed.is_cuda:
             kernels_of("distributed").let_transfer_start(packed.device)

@@ -17,7 +17,7 @@ from masks.runs import Ints
 from sparseflash.cache import untraced
 from sparseflash.checks import check_tensors, seed_tensor
 from sparseflash.distributed import attention as operators
-from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
+from sparseflash.distributed.exchange import Rows, Transfer, Units
 from sparseflash.distributed.heads import Share, by_heads, share_of_heads
 from sparseflash.distributed.places import RUN, PartPlaces, Places, places_of_part
 from sparseflash.distributed.route import part_of
@@ -357,11 +357,6 @@ class ContextParallel:
         number, token = torch.from_numpy(self.number), torch.arange(0, self.n, RUN)[None, None]
         number, token, n = (x.to(device) for x in (number, token, torch.tensor(self.n)))
         return Places(number, self.whole_heads, token, token, n)
-
-    def count(self, pending: Pending) -> Pending:
-        """Add what is on its way to the bytes that were sent."""
-        self.bytes_sent += pending.nbytes
-        return pending
 
     def agree(
         self, q: Tensor, v: Tensor, sink: Tensor | None, score: str, seed: int | Tensor | None,

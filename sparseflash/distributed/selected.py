@@ -206,7 +206,7 @@ class _Fetched(torch.autograd.Function):
     @staticmethod
     def forward(ctx, k, v, cp, transfer):  # type: ignore[override]
         ctx.call, ctx.tokens = (cp, transfer), k.shape[2]
-        come = cp.count(transfer.send(k, v, group=cp.group)).wait()
+        come = transfer.send(transfer.outgoing.pack(k, v), cp).wait()
         return tuple(joined(transfer, k, v, transfer.place(come)))
 
     @staticmethod
@@ -214,7 +214,7 @@ class _Fetched(torch.autograd.Function):
     def backward(ctx, dk, dv):  # type: ignore[override]
         cp, transfer = ctx.call
         far = transfer.behind.pack(dk.contiguous(), dv.contiguous())
-        home = cp.count(transfer.send_back(far, cp.group))
+        home = transfer.send_back(far, cp)
         dk, dv = (x[:, :, : ctx.tokens].contiguous() for x in (dk, dv))
         transfer.add((dk, dv), home.wait())
         return dk, dv, None, None
