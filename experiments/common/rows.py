@@ -27,7 +27,7 @@ import torch
 
 from experiments.common import provenance
 from experiments.common.devices import device_name
-from experiments.common.files import read_json_lines, rounded
+from experiments.common.files import read_json_lines
 
 OK = "ok"  # the status of a row that has a time; any other status says why it has none
 SOURCES = ("masks", "sparseflash")
@@ -75,7 +75,7 @@ class Rows:
 
     def append(self, row: Mapping[str, Any]) -> Row:
         """Add a row to the file and return it with floats of six digits, as the file has it."""
-        own = rounded(row)
+        own = {name: _short(value) for name, value in row.items()}
         self._write(json.dumps(own, ensure_ascii=False).encode() + b"\n")
         self.rows.append(own)
         self._known[self.key_of(own)] = own
@@ -95,7 +95,7 @@ class Rows:
         """Return what two rows share if they measure the same thing with the same versions."""
         code = row.get("source") if row.get("version") is None else row["version"]
         names = (*self.key, "mask", "device", "torch", "triton")
-        return (*(rounded(row.get(name)) for name in names), code)
+        return (*(_short(row.get(name)) for name in names), code)
 
     def _write(self, line: bytes) -> None:
         """Append a line, after cutting off half a line that a killed process has left."""
@@ -162,6 +162,10 @@ def gpu(device: str | torch.device) -> Row:
     driver, *clocks = map(str.strip, done.stdout.split(","))
     pairs = zip(("sm_mhz", "memory_mhz"), clocks, strict=False)
     return about | {"driver": driver} | {k: int(mhz) for k, mhz in pairs if mhz.isdigit()}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 class Found(dict[str, Any]):
