@@ -235,13 +235,10 @@ def count_ones(words: Words) -> Ints:
     """(N,): ones in every row."""
     if hasattr(np, "bitwise_count"):
         return np.bitwise_count(words).sum(axis=1, dtype=np.int64)
-    return _ONES[words.view(np.uint8)].sum(axis=1, dtype=np.int64)  # NumPy 1
+    return unpack(words).sum(axis=1)  # NumPy 1
 
 
 def unpack(words: Words) -> Bools:
     """(N, 64 W), least bit first."""
     bits = np.unpackbits(words.astype("<u8", copy=False).view(np.uint8), axis=1, bitorder="little")
     return bits.view(np.bool_)
-
-
-_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
