@@ -249,10 +249,6 @@ def square(x: Any) -> Expression:
     return multiply(x, x)
 
 
-def sqrt(x: Any) -> Expression:
-    return _real("sqrt", *_arithmetic(x)[1])
-
-
 def _smooth(op: str) -> Callable[[Any], Expression]:
     return lambda x: _real(op, *_arithmetic(x)[1])
 
@@ -364,7 +360,7 @@ def entry(table: Any, index: Any) -> Expression:
 
 # What NumPy's functions do with expressions, by name; the last ones have no bounds.
 _NAMED = (multiply, power, divide, floor_divide, remainder, negative)
-_NAMED += (left_shift, right_shift, logical_not, invert, square, sqrt, exp2)
+_NAMED += (left_shift, right_shift, logical_not, invert, square, exp2)
 UFUNCS: dict[str, Callable[..., Expression]] = {f.__name__: f for f in _NAMED} | {
     "add": add, "subtract": subtract,
     "absolute": absolute, "minimum": minimum, "maximum": maximum,
@@ -372,7 +368,7 @@ UFUNCS: dict[str, Callable[..., Expression]] = {f.__name__: f for f in _NAMED} |
     "bitwise_and": bitwise_and, "bitwise_or": bitwise_or, "bitwise_xor": bitwise_xor,
     "floor": _rounded("floor"), "ceil": _rounded("ceil"),
     **{name: _compare(name) for name in COMPARISONS},
-    **{name: _smooth(name) for name in ("tanh", "exp", "log")},
+    **{name: _smooth(name) for name in ("sqrt", "tanh", "exp", "log")},
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Expression]] = {"where": where, "isin": isin, "clip": clip}
 _OF_TORCH = {
