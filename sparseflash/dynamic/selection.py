@@ -208,13 +208,16 @@ def static_selection(
     return Selection(*made, n_q, n_k, block_size, max_blocks)
 
 
-def number_tiles(taken: Tensor, partial: Tensor, room: int) -> tuple[Tensor, Tensor]:
+def number_tiles(
+    taken: Tensor, partial: Tensor, room: int, new: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """int32 codes of blocks of which the partial ones take the tiles 0, 1, .. in order, and int64
     (room,): the block of every tile, as its place in the flattened `partial`.
 
-    taken, partial: bool of one shape. Partial blocks beyond `room` are taken whole.
+    taken, partial: bool of one shape. Partial blocks beyond `room` are taken whole. new: those that
+        do not share the tile of the one before; all by default.
     """
-    number = partial.flatten().cumsum(0, dtype=torch.int32)
+    number = (partial if new is None else new).flatten().cumsum(0, dtype=torch.int32)
     codes = torch.where(taken, FULL, EMPTY).int()
     number = number.view_as(partial)
     codes = torch.where(partial & (number <= room), number - 1, codes)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from masks.tiles import EMPTY, FULL
 from sparseflash.dynamic.selection import Selection, number_tiles
 from sparseflash.operators.twin import twin
 from sparseflash.schedule.bits import interval_bits
@@ -79,13 +78,10 @@ def _columns(spans: Tensor, n_q: int, block_q: int, block_k: int, room: int) -> 
     # and as many are seen.
     even = partial & (touched == filled)
     same = even[:, 1:] & even[:, :-1] & (touched[:, 1:] == touched[:, :-1])
-    number = (partial & ~F.pad(same, (1, 0))).flatten().cumsum(0, dtype=torch.int32)
-    tile = torch.arange(1, room + 1, dtype=torch.int32, device=spans.device)
-    cell = torch.searchsorted(number, tile).clamp(max=number.numel() - 1)
-    fits, number = number[-1] <= room, number.view_as(partial) - 1
-    codes = torch.where(partial & (number < room), number, torch.where(touched > 0, FULL, EMPTY))
-    codes = codes.int().view(batch, 1, cols, rows).transpose(2, 3).contiguous()
-    return codes, _bits(lines, cell // rows, cell % rows, block_q, block_k), fits
+    new = partial & ~F.pad(same, (1, 0))
+    codes, cell = number_tiles(touched > 0, partial, room, new)
+    codes = codes.view(batch, 1, cols, rows).transpose(2, 3).contiguous()
+    return codes, _bits(lines, cell // rows, cell % rows, block_q, block_k), new.sum() <= room
 
 
 def _lines(spans: Tensor, block: int) -> Tensor:
