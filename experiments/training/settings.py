@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.config import Checked, choose, option
-from experiments.common.devices import find_device
 
 SCALES = ("auto", "full", "small")
 COMPOSED = ("small", "by_task", "scaled")  # fields of a configuration that are no settings
@@ -129,6 +128,8 @@ def on_device(
     ways: what `compile` may be beside true, false and null.
     """
     choose("compile", values["compile"], ("True", "False", "None", *ways))
+    from experiments.common.devices import find_device  # imports torch
+
     values["device"] = str(find_device(values["device"]))
     on_gpu = values["device"].startswith("cuda")
     if values["scale"] == "auto":
