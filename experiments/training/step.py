@@ -227,6 +227,8 @@ class FlatParameters:
     def __init__(self, model: nn.Module):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         first = self.parameters[0]
+        if any(p.dtype != first.dtype or p.device != first.device for p in self.parameters):
+            raise ValueError("the parameters of a model must have one dtype and one device")
         sizes = [-(-p.numel() // ALIGN) * ALIGN for p in self.parameters]
         flat = first.new_zeros(sum(sizes))
         for parameter, place in zip(self.parameters, flat.split(sizes), strict=True):

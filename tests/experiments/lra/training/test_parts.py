@@ -340,3 +340,10 @@ def test_the_journal_goes_on_where_the_checkpoint_left_it(tmp_path):
     ]
     with pytest.raises(ValueError, match="delete that checkpoint to start over"):
         Log(tmp_path, 10_000)
+
+
+def test_flat_parameters_of_two_dtypes_are_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="one dtype"):
+        FlatParameters(model)
+    assert model[1].weight.dtype == torch.bfloat16
